@@ -1,0 +1,1 @@
+"""The commands. `mount` composes the rooms in one exit stack and one nursery."""

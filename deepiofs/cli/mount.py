@@ -1,0 +1,167 @@
+"""`deepiofs mount`: the parts, composed in one exit stack and one nursery.
+
+Order: engine (with MPI) first, then the verdict on this node's mount point, then segments, then the kernel. The
+engine is started before /dev/fuse is opened, so that it cannot keep a mount alive whose process is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import trio
+
+from deepiofs import __version__
+from deepiofs.cli.engineprocess import EngineProcess, Shared
+from deepiofs.cli.mountpoints import expand, mounted_at, prepare_mountpoint
+from deepiofs.cli.progress import wait_warm
+from deepiofs.dataset.sources import open_source
+from deepiofs.errors import DeepiofsError
+from deepiofs.fs.control import ControlFile, ControlTree
+from deepiofs.fs.counts import Counts
+from deepiofs.fs.enginelink import EngineLink
+from deepiofs.fs.fetch import Reader
+from deepiofs.fs.filesystem import FileSystem, Statistics
+from deepiofs.fs.report import Identity, Report
+from deepiofs.fs.tree import BLOCK_BYTES, Tree
+from deepiofs.fuse.operations import Operations
+from deepiofs.fuse.session import Session, check_fuse, fuse_options
+from deepiofs.journal import open_journal
+from deepiofs.memory.wire import Hello, facts
+from deepiofs.options import Settings
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the user asked for. options: as given, settings: as understood; source: absolute."""
+
+    source: str
+    mountpoint: str
+    options: dict[str, str]
+    settings: Settings
+    background: bool
+
+
+async def serve(request: Request, live: Callable[[str], None]) -> None:
+    """Mount and serve until unmounted or signalled; `live` is called with the mount point when it is mounted."""
+    engine = EngineProcess(quiet=request.background)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_on_signal, nursery.cancel_scope)
+            await _mounted(request, engine, live)
+            nursery.cancel_scope.cancel()
+    finally:
+        engine.kill()
+
+
+async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str], None]) -> None:
+    hello = await engine.begin(request.source, request.options)
+    open_journal(request.settings, hello.rank)
+    mountpoint = await _judge(request, engine, hello)
+    shared = await engine.shared()
+    counts = Counts()
+    link = EngineLink(engine.channel, hello.rank, shared.segments, shared.stores, counts)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(link.listen)
+            if request.settings.warm == "full":
+                await wait_warm(link, show=hello.rank == 0)
+            with ExitStack() as stack:
+                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, stack)
+                session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
+                stack.callback(session.close)
+                if here := mounted_at(mountpoint):
+                    session.allow_background(here.device_minor, request.settings.max_background)
+                live(mountpoint)
+                await session.serve()
+            nursery.cancel_scope.cancel()
+    finally:
+        with trio.CancelScope(shield=True):
+            await engine.leave(request.settings.linger)
+
+
+async def _judge(request: Request, engine: EngineProcess, hello: Hello) -> str:
+    """See whether this node can mount, and tell the engine, so that all ranks mount or none does."""
+    local = facts(hello.text)
+    try:
+        check_fuse(request.settings)
+        path = expand(request.mountpoint, hello.rank, local["rank"], socket.gethostname())
+        mountpoint = prepare_mountpoint(path)
+    except DeepiofsError as error:
+        await engine.verdict(error.exit_code, str(error))
+        await engine.shared()  # raises the error that the ranks agreed on
+        raise
+    await engine.verdict(0, mountpoint)
+    return mountpoint
+
+
+def _filesystem(
+    request: Request,
+    hello: Hello,
+    mountpoint: str,
+    engine: EngineProcess,
+    shared: Shared,
+    link: EngineLink,
+    counts: Counts,
+    stack: ExitStack,
+) -> FileSystem:
+    settings = request.settings
+    source = open_source(request.source)
+    stack.callback(source.close)
+    tree = Tree(link.manifest, settings)
+    reader = Reader(link, source, counts, timeout_s=settings.timeout, verify=settings.verify)
+    identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
+    report = Report(identity, link, counts)
+    config = {
+        "source": request.source,
+        "mountpoint": mountpoint,
+        "version": __version__,
+        **settings.effective(),
+        **shared.filled_in,
+    }
+    files = (
+        ControlFile(b"stats", report.stats_text),
+        ControlFile(b"metrics", report.metrics_text),
+        ControlFile(b"config", lambda: json.dumps(config, indent=1) + "\n"),
+        ControlFile(b"version", lambda: f"{__version__}\n"),
+        ControlFile(b"health", report.health_text),
+    )
+    statistics = Statistics(-(-report.bytes // BLOCK_BYTES), BLOCK_BYTES, link.manifest.n_rows)
+    return FileSystem(tree, ControlTree(files, link.manifest.mode_of[0]), reader, counts, statistics)
+
+
+async def _cancel_on_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(*_SIGNALS) as received:
+        async for _ in received:
+            scope.cancel()
+
+
+def run(request: Request, live: Callable[[str], None]) -> None:
+    """Serve in this process; DeepiofsError if it could not start."""
+    # Hydra tells its ranks of the loss of one by SIGUSR1, whose default would end this mount too.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    try:
+        trio.run(serve, request, live)
+    except BaseExceptionGroup as group:
+        raise _first_cause(group) from None
+    finally:
+        sys.stdout.flush()
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Nurseries wrap errors; the user is told of the first of ours."""
+    errors = list(_leaves(group))
+    return next((error for error in errors if isinstance(error, DeepiofsError)), errors[0])
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

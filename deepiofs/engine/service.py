@@ -1,0 +1,143 @@
+"""Serving: the mount's requests, loading, replicas, and the end.
+
+**Threading.** One trio thread; see docs/CONCURRENCY.md for its tasks and what they share.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import numpy as np
+import trio
+
+from deepiofs.engine.fetcher import Fetcher, own_units
+from deepiofs.engine.loader import Loader, Own
+from deepiofs.engine.peers import Barrier, Peers
+from deepiofs.engine.pump import Pump
+from deepiofs.engine.startup import Rank
+from deepiofs.engine.world import World
+from deepiofs.errors import EngineLostError
+from deepiofs.memory.board import Counter
+from deepiofs.memory.store import EMPTY, HEADER_BYTES, split
+from deepiofs.memory.wire import Channel, Fetch, Leave, Message, Release
+from deepiofs.options import Settings
+
+log = logging.getLogger(__name__)
+
+# How long pages stay mapped in this process after the last traffic. They are shared memory: dropping them from the
+# page table costs a minor fault at the next use, and keeps the two processes of a rank from counting them twice.
+_UNMAP_EVERY_S = 2.0
+_BARRIER_POLL_S = 0.01
+_REPLICAS_AT_ONCE = 8
+
+
+class Service:
+    """One rank's engine at work."""
+
+    def __init__(self, channel: Channel, world: World, rank: Rank, peers: Peers, settings: Settings) -> None:
+        self._channel, self._world, self._rank = channel, world, rank
+        self._peers, self._settings = peers, settings
+        self._store = rank.stores[world.rank]
+        own = own_units(rank.placement.home, world.rank)
+        places = Own(own, rank.placement.at[own].tolist())
+        self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
+        self._pump = Pump(peers)
+        self._fetcher = Fetcher(
+            world.rank, rank.units, rank.placement, rank.stores, rank.segments["staging"], rank.budget.staging,
+            self._loader, peers, rank.board, self._send,
+            timeout_s=settings.timeout, verify=settings.verify != "off",
+        )  # fmt: skip
+
+    async def run(self) -> bool:
+        """Serve until the mount has left and the peers need this memory no more; whether all have left in time."""
+        async with trio.open_nursery() as nursery:
+            self._peers.on_note = lambda rank, note: self._fetcher.on_note(rank, note, nursery.start_soon)
+            if self._world.size > 1:
+                nursery.start_soon(self._pump.run)
+            nursery.start_soon(self._unmap_when_idle)
+            if self._settings.warm != "demand":
+                nursery.start_soon(self._warm)
+            await self._serve_mount(nursery)
+            in_time = await self._linger()
+            nursery.cancel_scope.cancel()
+        return in_time
+
+    async def _serve_mount(self, nursery: trio.Nursery) -> None:
+        while received := await self._channel.receive():
+            match received[0]:
+                case Fetch(unit):
+                    self._pump.wake()
+                    nursery.start_soon(self._fetcher.fetch, unit)
+                case Release(unit):
+                    self._fetcher.release(unit)
+                case Leave():
+                    return
+
+    async def _send(self, message: Message) -> None:
+        """To the mount; if it is gone nobody waits for the answer."""
+        try:
+            await self._channel.send(message)
+        except EngineLostError:
+            return
+
+    async def _warm(self) -> None:
+        started = time.monotonic()
+        await self._loader.load_all()
+        await self._load_replicas()
+        log.info("rank %d loaded its part in %.1f s", self._world.rank, time.monotonic() - started)
+        await _passed(self._peers.enter_warm())
+        self._rank.board[Counter.STATE_WARM] = 1
+
+    async def _load_replicas(self) -> None:
+        """Copy what this rank keeps for its node from the homes, a few at a time."""
+        mine = np.flatnonzero(self._rank.replicas.holder == self._world.rank).tolist()
+        board, replicas = self._rank.board, self._rank.replicas
+        board.add(Counter.OWN_UNITS, len(mine))
+        board.add(Counter.OWN_BYTES, int(self._rank.units.size[replicas.unit[mine]].sum()))
+        queue = iter(mine)
+
+        async def work() -> None:
+            for i in queue:
+                await self._load_replica(int(replicas.unit[i]), int(replicas.at[i]))
+
+        self._pump.wake()
+        async with trio.open_nursery() as nursery:
+            for _ in range(_REPLICAS_AT_ONCE):
+                nursery.start_soon(work)
+
+    async def _load_replica(self, unit: int, at: int) -> None:
+        copy: memoryview | None = None
+        with trio.move_on_after(self._settings.timeout):
+            copy = await self._fetcher.staged_copy(unit)
+        if copy is None or self._store.state(at) != EMPTY:
+            return  # the node reads this unit from its home, or from the source
+        size = len(copy) - HEADER_BYTES
+        self._store.data(at, size)[:] = split(copy)[2]
+        self._store.publish(at, size)
+        self._fetcher.release(unit)
+        self._rank.board.add(Counter.LOADED_UNITS)
+        self._rank.board.add(Counter.LOADED_BYTES, size)
+
+    async def _linger(self) -> bool:
+        """The mount is gone; the peers may still need this memory."""
+        barrier = self._peers.enter_leave()
+        with trio.move_on_after(self._settings.linger):
+            await _passed(barrier)
+        return barrier.passed()
+
+    async def _unmap_when_idle(self) -> None:
+        mapped = 0
+        while True:
+            await trio.sleep(_UNMAP_EVERY_S)
+            used = self._rank.board[Counter.LOADED_BYTES] + self._rank.board[Counter.GETS]
+            if used != mapped or self._peers.busy():
+                mapped = used
+                continue
+            for segment in (self._store.segment, self._rank.segments["staging"]):
+                segment.unmap_pages()
+
+
+async def _passed(barrier: Barrier) -> None:
+    while not barrier.passed():
+        await trio.sleep(_BARRIER_POLL_S)

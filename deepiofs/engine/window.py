@@ -1,0 +1,132 @@
+"""Peers over MPI: a window on the store, passive target, request-based gets (MPI-4.1, chapter 12), small notes.
+
+The window is locked for all targets for its whole life. Requests are completed by `Test`, one by one: with
+ERRORS_RETURN a failed peer's request then tells for itself, where Testsome would only say that one of many failed.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+
+import numpy as np
+from mpi4py import MPI
+
+from deepiofs.engine.peers import Barrier, Get, Note, NoteKind
+from deepiofs.memory.segments import Segment
+
+_NOTE_TAG = 7
+_NOTE_WORDS = 3
+# Receives kept posted; notes beyond them wait in MPI's unexpected queue, none is lost.
+_RECEIVES = 4
+
+
+class _Ibarrier:
+    """A nonblocking barrier on a communicator of its own, so that ranks may enter the barriers in any order."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._request = comm.Ibarrier()
+        self._over = False
+
+    def passed(self) -> bool:
+        if not self._over:
+            try:
+                self._over = self._request.Test()
+            except MPI.Exception:
+                return False
+        return self._over
+
+
+class MpiPeers:
+    """All other ranks, over one window and one communicator for notes."""
+
+    def __init__(self, comm: MPI.Intracomm, store: Segment) -> None:
+        self.on_note: Callable[[int, Note], None] = lambda rank, note: None
+        self._notes = comm.Dup()
+        self._warm = comm.Dup()
+        self._leave = comm.Dup()
+        self._window = MPI.Win.Create(store.view, 1, MPI.INFO_NULL, comm)
+        for handle in (self._notes, self._warm, self._leave, self._window):
+            handle.Set_errhandler(MPI.ERRORS_RETURN)
+        self._window.Lock_all(MPI.MODE_NOCHECK)
+        self._gets: collections.deque[tuple[MPI.Request, Get]] = collections.deque()
+        self._sends: list[tuple[MPI.Request, object]] = []
+        self._receives = [self._post(np.empty(_NOTE_WORDS, np.int64)) for _ in range(_RECEIVES)]
+        comm.Barrier()
+
+    def get(self, rank: int, at: int, into: memoryview) -> Get:
+        get = Get(rank)
+        try:
+            request = self._window.Rget([into, MPI.BYTE], rank, [at, len(into), MPI.BYTE])
+        except MPI.Exception as error:
+            get.finish(error)
+            return get
+        self._gets.append((request, get))
+        return get
+
+    def send(self, rank: int, note: Note) -> None:
+        words = np.array([note.kind, note.unit, note.value], np.int64)
+        try:
+            self._sends.append((self._notes.Isend(words, rank, _NOTE_TAG), words))
+        except MPI.Exception:
+            return
+
+    def poll(self) -> bool:
+        moved = self._poll_receives()
+        for _ in range(len(self._gets)):
+            request, get = self._gets.popleft()
+            try:
+                over, error = request.Test(), None
+            except MPI.Exception as failure:
+                over, error = True, failure
+            if over:
+                get.finish(error)
+                moved = True
+            else:
+                self._gets.append((request, get))
+        self._sends = [entry for entry in self._sends if not _over(entry[0])]
+        return moved
+
+    def busy(self) -> bool:
+        return bool(self._gets or self._sends)
+
+    def enter_warm(self) -> Barrier:
+        return _Ibarrier(self._warm)
+
+    def enter_leave(self) -> Barrier:
+        return _Ibarrier(self._leave)
+
+    def close(self) -> None:
+        """**Collective.** Free the window; all gets are done, all ranks are here."""
+        for request, _ in self._receives:
+            request.Cancel()
+            request.Wait()
+        self._window.Unlock_all()
+        self._window.Free()
+
+    def _post(
+        self, words: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> tuple[MPI.Request, np.ndarray[tuple[int], np.dtype[np.int64]]]:
+        return self._notes.Irecv(words, MPI.ANY_SOURCE, _NOTE_TAG), words
+
+    def _poll_receives(self) -> bool:
+        moved = False
+        for i, (request, words) in enumerate(self._receives):
+            status = MPI.Status()
+            try:
+                over = request.Test(status)
+            except MPI.Exception:
+                continue
+            if over:
+                kind, unit, value = words.tolist()
+                self._receives[i] = self._post(words)
+                self.on_note(status.source, Note(NoteKind(kind), unit, value))
+                moved = True
+        return moved
+
+
+def _over(request: MPI.Request) -> bool:
+    try:
+        return request.Test()
+    except MPI.Exception:
+        return True

@@ -1,0 +1,154 @@
+"""The mount's view of its engine: the segments that it shares, and requests for units that are not at hand.
+
+The engine may end, or stop answering, at any moment. Its segments stay mapped, so resident units stay readable;
+requests end with None, and the reader asks the source.
+
+**Threading.** The trio thread. `listen` is the only receiver. **Invariants.** One request per unit at a time; a
+unit in `_staged` is readable at its place until it is released here.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+
+import trio
+
+from deepiofs.dataset.manifest import Manifest
+from deepiofs.errors import EngineLostError
+from deepiofs.fs.counts import Counts
+from deepiofs.memory import columns_segment
+from deepiofs.memory.board import Board
+from deepiofs.memory.placement import NOWHERE
+from deepiofs.memory.segments import Segment
+from deepiofs.memory.store import HEADER_BYTES, LOADED, Store, span
+from deepiofs.memory.wire import IN_NODE, Channel, Fetch, Missed, Pressed, Ready, Release
+
+log = logging.getLogger(__name__)
+
+# The engine gives up after `timeout` and says so; a mount waits this much longer for its word.
+_GRACE_S = 0.5
+# For how long an engine that did not answer is left alone.
+_PAUSE_S = 5.0
+
+
+class _Request:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.done = trio.Event()
+        self.at: int | None = None
+
+
+class EngineLink:
+    """Where units lie, and how to get those that lie elsewhere."""
+
+    def __init__(
+        self, channel: Channel, rank: int, segments: dict[str, Segment], stores: dict[int, Segment], counts: Counts
+    ) -> None:
+        self._channel, self.rank, self._counts = channel, rank, counts
+        self.manifest = Manifest(*columns_segment.read(segments["manifest"]))
+        _, layout = columns_segment.read(segments["layout"])
+        self._home, self._at, self.first = layout["home"].data, layout["at"].data, layout["first"].data
+        self.resident_units = int((layout["home"] != NOWHERE).sum())
+        self.board = Board(segments["board"])
+        self._staging = segments["staging"]
+        self._stores = {owner: Store(segment) for owner, segment in stores.items()}
+        self._requests: dict[int, _Request] = {}
+        self._staged: collections.OrderedDict[int, tuple[int, int]] = collections.OrderedDict()
+        self._staged_bytes = 0
+        self._paused_until = 0.0
+        self.running = True
+
+    def home(self, unit: int) -> int:
+        """The rank that holds a unit nearest to here, or NOWHERE."""
+        return int(self._home[unit])
+
+    def reachable(self, unit: int) -> bool:
+        """Whether a fetch would ask a peer."""
+        return self.running and self._home[unit] != NOWHERE and self._home[unit] not in self._stores
+
+    def in_node(self, unit: int, size: int) -> memoryview | None:
+        """A unit with its header, if it is in the memory of this node now."""
+        store = self._stores.get(self._home[unit])
+        if store is None:
+            return None
+        at = self._at[unit]
+        return store.unit(at, size) if store.state(at) == LOADED else None
+
+    def staged(self, unit: int, size: int) -> memoryview | None:
+        """A unit with its header, if it was fetched and is still there."""
+        place = self._staged.get(unit)
+        if place is None:
+            return None
+        self._staged.move_to_end(unit)
+        return self._staging.view[place[0] : place[0] + HEADER_BYTES + size]
+
+    async def fetch(self, unit: int, size: int, timeout_s: float) -> bool:
+        """Have a unit brought near; False if it cannot be had within `timeout_s` (and a little)."""
+        if not self.running or self._home[unit] == NOWHERE or trio.current_time() < self._paused_until:
+            return False
+        request = self._requests.get(unit)
+        started = trio.current_time()
+        if request is None:
+            request = self._requests[unit] = _Request(size)
+            if not await self._tell(Fetch(unit)):
+                return False
+        with trio.move_on_after(timeout_s + _GRACE_S):
+            await request.done.wait()
+        if not request.done.is_set():
+            self._engine_late()
+            return False
+        self._counts.fetched_in((trio.current_time() - started) * 1000)
+        return request.at is not None
+
+    async def listen(self) -> None:
+        """Take the engine's answers until it is gone."""
+        while received := await self._channel.receive():
+            match received[0]:
+                case Ready(unit, at):
+                    await self._ready(unit, at)
+                case Missed(unit):
+                    self._answer(unit, None)
+                case Pressed():
+                    await self._release_down_to(self._staged_bytes // 2)
+        self._lost()
+
+    async def _ready(self, unit: int, at: int) -> None:
+        if at != IN_NODE and unit in self._requests:
+            size = span(self._requests[unit].size)
+            self._staged[unit] = (at, size)
+            self._staged_bytes += size
+        self._answer(unit, at)
+        await self._release_down_to(self._staging.size // 2)
+
+    def _answer(self, unit: int, at: int | None) -> None:
+        request = self._requests.pop(unit, None)
+        if request:
+            request.at = at
+            request.done.set()
+
+    async def _release_down_to(self, keep_bytes: int) -> None:
+        """Give back what was used longest ago, but never the newest, for which somebody waits."""
+        while self._staged_bytes > keep_bytes and len(self._staged) > 1:
+            unit, (_, size) = self._staged.popitem(last=False)
+            self._staged_bytes -= size
+            await self._tell(Release(unit))
+
+    async def _tell(self, message: Fetch | Release) -> bool:
+        try:
+            await self._channel.send(message)
+        except EngineLostError:
+            self._lost()
+        return self.running
+
+    def _engine_late(self) -> None:
+        self._paused_until = trio.current_time() + _PAUSE_S
+        self._counts.engine_timeouts += 1
+        log.warning("the engine does not answer; reading from the source for %g s", _PAUSE_S)
+
+    def _lost(self) -> None:
+        if self.running:
+            self.running = False
+            log.error("the engine is lost; serving resident memory and the source")
+        for unit in list(self._requests):
+            self._answer(unit, None)

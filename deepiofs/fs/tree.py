@@ -1,0 +1,82 @@
+"""What the mount looks like: node numbers, attributes, names. No bytes of files, no FUSE, no I/O.
+
+Node numbers are stable and of three spaces: the dataset's rows from 1 on, the same rows again below
+`.deepiofs/exact`, and the control files. Hard links have one number; symbolic links that were followed have
+their own.
+
+**Threading.** Read-only after construction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import stat
+from collections.abc import Iterator
+
+from deepiofs.dataset.manifest import ROOT, Manifest
+from deepiofs.options import Settings
+
+ROOT_NODE = 1
+EXACT_BASE = 1 << 40
+CONTROL_BASE = 1 << 48
+
+CONTROL_NAME = b".deepiofs"
+EXACT_NAME = b"exact"
+CONTROL_NODE = CONTROL_BASE
+EXACT_NODE = EXACT_BASE + ROOT + 1
+
+# The kernel may keep what cannot change; a year is for ever, and fits every kernel's jiffies.
+FOREVER_S = 365 * 86400.0
+BLOCK_BYTES = 128 << 10
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Attributes:
+    """What stat(2) says of a node. valid_s: how long the kernel may believe it, and the name that led there."""
+
+    node: int
+    mode: int
+    nlink: int
+    uid: int
+    gid: int
+    size: int
+    mtime_ns: int
+    valid_s: float
+
+
+class Tree:
+    """Names and attributes of the dataset, under the root and under `.deepiofs/exact`."""
+
+    def __init__(self, manifest: Manifest, settings: Settings) -> None:
+        self.manifest = manifest
+        self._uid, self._gid, self._umask = settings.uid, settings.gid, settings.umask
+
+    def row(self, node: int) -> int:
+        """The manifest's row of a dataset node of either space."""
+        return (node - EXACT_BASE if node >= EXACT_BASE else node) - 1
+
+    def child(self, directory: int, name: bytes) -> int | None:
+        """The node of a name in a dataset directory, in the same space."""
+        row = self.manifest.lookup(self.row(directory), name)
+        return None if row is None else self._node(row, directory)
+
+    def children(self, directory: int, after: int) -> Iterator[tuple[bytes, int, int]]:
+        """(name, node, position) of a directory's entries behind a position; 0 is before the first."""
+        rows = self.manifest.children(self.row(directory))
+        for row in rows[after:]:
+            yield self.manifest.name(row), self._node(row, directory), row - rows.start + 1
+
+    def attributes(self, node: int) -> Attributes:
+        """Attributes of a dataset node."""
+        row, m = self.row(node), self.manifest
+        mode = m.mode_of[row]
+        if self._umask is not None:
+            mode = stat.S_IFMT(mode) | (0o777 & ~self._umask)
+        uid = m.uid_of[row] if self._uid is None else self._uid
+        gid = m.gid_of[row] if self._gid is None else self._gid
+        return Attributes(node, mode, m.nlink_of[row], uid, gid, m.size_of[row], m.mtime_ns_of[row], FOREVER_S)
+
+    def _node(self, row: int, beside: int) -> int:
+        if self.manifest.nlink_of[row] > 1 and stat.S_ISREG(self.manifest.mode_of[row]):
+            row = self.manifest.content_of[row]
+        return row + 1 + (EXACT_BASE if beside >= EXACT_BASE else 0)

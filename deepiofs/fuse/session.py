@@ -1,0 +1,95 @@
+"""One FUSE session: from the mount system call to the unmount.
+
+**Threading.** pyfuse3 has one session per process, and its state is global.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pyfuse3
+
+from deepiofs.errors import FuseUnavailableError
+from deepiofs.fuse.fastloop import fast_loop
+from deepiofs.fuse.operations import Operations
+from deepiofs.options import Settings
+
+log = logging.getLogger(__name__)
+
+_DEVICE = "/dev/fuse"
+_MAX_TASKS = 256
+
+
+def check_fuse(settings: Settings) -> None:
+    """FuseUnavailableError, with what to do, if this process cannot mount."""
+    if not os.path.exists(_DEVICE):
+        raise FuseUnavailableError(f"{_DEVICE} is missing; load the fuse module, or pass the device into the container")
+    if not os.access(_DEVICE, os.R_OK | os.W_OK):
+        raise FuseUnavailableError(f"{_DEVICE} may not be opened by this user; ask for mode 0666 on it")
+    if os.geteuid() == 0:
+        return
+    if shutil.which("fusermount3") is None:
+        raise FuseUnavailableError("fusermount3 is not found; install the package fuse3")
+    if (settings.allow_other or settings.allow_root) and not _user_allow_other():
+        raise FuseUnavailableError("allow_other and allow_root need the line user_allow_other in /etc/fuse.conf")
+
+
+def fuse_options(settings: Settings, source: str) -> set[str]:
+    """What is handed to the kernel and to libfuse (mount.fuse3(8)); `default_permissions` is always on."""
+    name = settings.fsname or source
+    options = {
+        "default_permissions",
+        "nosuid",
+        "nodev",
+        "subtype=deepiofs",
+        # pyfuse3 takes ASCII only; a comma or backslash would end the option.
+        "fsname=" + re.sub(r"[^ -~]|[,\\]", "?", name),
+    }
+    if settings.allow_other:
+        options.add("allow_other")
+    if settings.allow_root:
+        options.add("allow_root")
+    return options
+
+
+class Session:
+    """A mounted file system."""
+
+    def __init__(self, operations: Operations, mountpoint: str, options: set[str]) -> None:
+        """Mount. FuseUnavailableError if the kernel, or fusermount3, refuses."""
+        try:
+            pyfuse3.init(operations, mountpoint, options)
+        except RuntimeError as error:
+            raise FuseUnavailableError(f"cannot mount at {mountpoint}: {error}") from None
+
+    def allow_background(self, connection: int, requests: int) -> None:
+        """Let the kernel have this many read-ahead requests under way, where it lets us say so.
+
+        connection: the minor number of the mount's device. libfuse takes this number only from its high-level
+        options, so it goes through the control file system (Documentation/filesystems/fuse.rst).
+        """
+        try:
+            Path(f"/sys/fs/fuse/connections/{connection}/max_background").write_text(str(requests))
+        except OSError as error:
+            log.debug("max_background stays as it is: %s", error)
+
+    async def serve(self) -> None:
+        """Answer requests until the file system is unmounted or this task is cancelled."""
+        with fast_loop():
+            await pyfuse3.main(max_tasks=_MAX_TASKS)
+
+    def close(self) -> None:
+        """Unmount if it still is mounted; open files do not hinder it."""
+        pyfuse3.close(unmount=True)
+
+
+def _user_allow_other() -> bool:
+    try:
+        lines = Path("/etc/fuse.conf").read_text().splitlines()
+    except OSError:
+        return False
+    return any(line.split("#")[0].strip() == "user_allow_other" for line in lines)

@@ -1,0 +1,161 @@
+"""Placement: which rank holds which unit, and where in its store. Pure; the same on every rank without a message.
+
+A unit is a file of up to 4 MiB, or a 4 MiB extent of a larger one, so that one huge file is spread over all
+memories. The resident set is static: in one pass every sample is used once, so no policy gives more hits than any
+fixed set of that size, and fixed addresses make every peer's get one-sided.
+
+Dealing: within a directory units go round the ranks from large to small, back and forth, so that counts differ by
+at most one and bytes nearly agree; where one directory's deal ended the next begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepiofs.dataset.manifest import Manifest
+from deepiofs.memory.store import HEADER_BYTES, UNITS_AT, span
+
+EXTENT_BYTES = 4 << 20
+NOWHERE = -1
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclasses.dataclass(frozen=True)
+class Units:
+    """The units of a dataset.
+
+    first: int64 (n_rows + 1,), the first unit of each row; rows that share a content share its units through
+    `Manifest.content`, and have none of their own. row: int64 (n,), whose bytes. size: int64 (n,), bytes.
+    """
+
+    first: Ints
+    row: Ints
+    size: Ints
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> Units:
+        counts = np.zeros(manifest.n_rows, np.int64)
+        rows = manifest.content_rows()
+        counts[rows] = -(-manifest.sizes[rows] // EXTENT_BYTES)
+        first = np.concatenate(([0], np.cumsum(counts)))
+        row = np.repeat(np.arange(manifest.n_rows), counts)
+        index = np.arange(first[-1]) - first[row]
+        size = np.minimum(manifest.sizes[row] - index * EXTENT_BYTES, EXTENT_BYTES)
+        return cls(first, row, size)
+
+    def place_in_file(self, unit: int) -> tuple[int, int]:
+        """The row and the byte of its file where a unit begins."""
+        row = int(self.row[unit])
+        return row, (unit - int(self.first[row])) * EXTENT_BYTES
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """home: int32 (n_units,), rank or NOWHERE; at: int64 (n_units,), byte of its store; store_bytes: (n_ranks,)."""
+
+    home: npt.NDArray[np.int32]
+    at: Ints
+    store_bytes: Ints
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """The further copies that one node keeps: unit, holder (world rank), at. Each int64 (n,), units ascending."""
+
+    unit: Ints
+    holder: Ints
+    at: Ints
+
+
+def place(manifest: Manifest, units: Units, capacities: npt.ArrayLike) -> Placement:
+    """Deal all units over the ranks.
+
+    capacities: bytes per rank, (n_ranks,). What does not fit in its rank's store is placed NOWHERE.
+    """
+    room = np.asarray(capacities, np.int64)
+    dealt = deal(_groups(manifest, units), units.size, len(room))
+    order = np.argsort(dealt, kind="stable")
+    spans = span(units.size)[order]
+    ends = np.cumsum(spans)
+    before = np.concatenate(([0], np.cumsum(np.bincount(dealt, span(units.size), len(room)))))[:-1].astype(np.int64)
+    at = np.empty(len(dealt), np.int64)
+    at[order] = ends - spans - before[dealt[order]] + UNITS_AT
+    fits = at + span(units.size) <= room[dealt]
+    home = np.where(fits, dealt, NOWHERE).astype(np.int32)
+    used = np.full(len(room), UNITS_AT)
+    np.maximum.at(used, dealt[fits], (at + span(units.size))[fits])
+    return Placement(home, np.where(fits, at, 0), used)
+
+
+def deal(group: Ints, size: Ints, n_ranks: int) -> Ints:
+    """The rank of each unit: per group counts differ by at most one; int64 (n_units,)."""
+    order = np.lexsort((np.arange(len(group)), -size, group))
+    of_group, counts = np.unique(group[order], return_counts=True)
+    starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
+    position = np.arange(len(group)) - np.repeat(starts, counts)
+    turn, slot = np.divmod(position, n_ranks)
+    back = turn % 2 == 1
+    slot = np.where(back, n_ranks - 1 - slot, slot)
+    dealt = np.empty(len(group), np.int64)
+    dealt[order] = (slot + np.repeat(_shifts(counts, n_ranks), counts)) % n_ranks
+    assert len(of_group) == len(counts)
+    return dealt
+
+
+def _shifts(counts: Ints, n_ranks: int) -> Ints:
+    """By how much each group's deal is turned, so that its last, partial round follows the group before."""
+    turns, rest = np.divmod(counts, n_ranks)
+    follow = np.concatenate(([0], np.cumsum(rest)))[:-1]
+    return np.where(turns % 2 == 1, follow + rest, follow) % n_ranks
+
+
+def replicate(
+    placement: Placement, units: Units, wanted: npt.NDArray[np.bool_], node_ranks: list[int], room: list[int]
+) -> Replicas:
+    """Place a node's further copies of the wanted units behind its ranks' own; what does not fit is left out.
+
+    wanted: bool (n_units,). node_ranks: the world ranks of the node. room: capacity of each, bytes.
+    """
+    missing = np.flatnonzero(wanted & ~np.isin(placement.home, node_ranks))
+    turn = np.arange(len(missing)) % len(node_ranks)
+    spans = span(units.size[missing])
+    at = np.zeros(len(missing), np.int64)
+    keep = np.zeros(len(missing), bool)
+    for i, rank in enumerate(node_ranks):
+        mine = turn == i
+        ends = placement.store_bytes[rank] + np.cumsum(spans[mine])
+        at[mine], keep[mine] = ends - spans[mine], ends <= room[i]
+    holder = np.asarray(node_ranks, np.int64)[turn]
+    return Replicas(missing[keep], holder[keep], at[keep])
+
+
+def nearest(placement: Placement, replicas: Replicas) -> tuple[npt.NDArray[Any], Ints]:
+    """(home, at) as one node sees them: its own copies come before a peer's."""
+    home, at = placement.home.copy(), placement.at.copy()
+    home[replicas.unit], at[replicas.unit] = replicas.holder, replicas.at
+    return home, at
+
+
+def _groups(manifest: Manifest, units: Units) -> Ints:
+    """What is dealt as one: the small files of a directory, and all extents of large files together."""
+    large = manifest.sizes[units.row] > EXTENT_BYTES
+    return np.where(large, -1, manifest.parents[units.row].astype(np.int64))
+
+
+__all__ = [
+    "EXTENT_BYTES",
+    "HEADER_BYTES",
+    "NOWHERE",
+    "Placement",
+    "Replicas",
+    "Units",
+    "deal",
+    "nearest",
+    "place",
+    "replicate",
+]

@@ -1,0 +1,198 @@
+"""The words between a mount and its engine, and both ends of the socket that carries them.
+
+A Unix socket pair of type SOCK_SEQPACKET (unix(7)): one packet is one message, and may carry one descriptor
+(SCM_RIGHTS). A message is its code, up to four integers, and text. The end of the socket is a message too: the
+other process is gone.
+
+**Threading.** Each end belongs to one trio thread. Several tasks may send; one receives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import struct
+from typing import Any, ClassVar, TypeAlias
+
+import trio
+
+from deepiofs.errors import EngineLostError
+
+_NUMBERS = struct.Struct("<B7x4q")
+_MAX_PACKET = 1 << 17
+
+# `Ready.at` when the unit now lies in a store of this node.
+IN_NODE = -1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Begin:
+    """Mount: the first word. text: JSON of source and options as given."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hello:
+    """Engine: MPI is up. World rank and size; number of this node and of nodes. text: local rank and size, JSON."""
+
+    rank: int
+    size: int
+    node: int
+    nodes: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Verdict:
+    """Mount: whether it could mount here. code: exit code, 0 if it can. text: mount point, or the error."""
+
+    code: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """Engine: here is a segment; its descriptor comes along. For stores, whose. name: as text."""
+
+    rank: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Started:
+    """Engine: all is shared, loading begins. text: JSON of what was filled in."""
+
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Failed:
+    """Engine: start-up failed on some rank. code: exit code. speak: whether this rank is the one to tell the user."""
+
+    code: int
+    speak: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Fetch:
+    """Mount: make this unit readable, in its store if that is on this node, else in staging."""
+
+    unit: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """Engine: the unit is readable at this byte of staging, or IN_NODE."""
+
+    unit: int
+    at: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Missed:
+    """Engine: the unit cannot be had from memory; ask the source."""
+
+    unit: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Release:
+    """Mount: the staged unit is no longer needed."""
+
+    unit: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pressed:
+    """Engine: staging has no room for what was asked; release what can be."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leave:
+    """Mount: it is unmounted and asks for nothing more."""
+
+
+Message: TypeAlias = (
+    Begin | Hello | Verdict | Share | Started | Failed | Fetch | Ready | Missed | Release | Pressed | Leave
+)
+_KINDS: tuple[type[Message], ...] = (
+    Begin, Hello, Verdict, Share, Started, Failed, Fetch, Ready, Missed, Release, Pressed, Leave
+)  # fmt: skip
+_CODES = {kind: code for code, kind in enumerate(_KINDS)}
+_INTEGERS = {kind: tuple(f.name for f in dataclasses.fields(kind) if f.name != "text") for kind in _KINDS}
+_WORDY = {kind for kind in _KINDS if any(f.name == "text" for f in dataclasses.fields(kind))}
+
+
+def encode(message: Message) -> bytes:
+    """The packet of a message."""
+    kind = type(message)
+    numbers = [getattr(message, name) for name in _INTEGERS[kind]]
+    packet = _NUMBERS.pack(_CODES[kind], *numbers, *(0,) * (4 - len(numbers)))
+    return packet + getattr(message, "text", "").encode("utf-8", "surrogateescape")
+
+
+def decode(packet: bytes) -> Message:
+    """The message of a packet; ValueError for anything else."""
+    try:
+        code, *numbers = _NUMBERS.unpack_from(packet)
+        kind: Any = _KINDS[code]
+    except (struct.error, IndexError):
+        raise ValueError("not a message") from None
+    words = [packet[_NUMBERS.size :].decode("utf-8", "surrogateescape")] if kind in _WORDY else []
+    message: Message = kind(*numbers[: len(_INTEGERS[kind])], *words)
+    return message
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends, not inheritable."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+class Channel:
+    """One end."""
+
+    _ANCILLARY: ClassVar[int] = socket.CMSG_SPACE(struct.calcsize("i"))
+
+    def __init__(self, end: socket.socket) -> None:
+        end.setblocking(False)
+        self._socket = end
+
+    async def send(self, message: Message, fd: int | None = None) -> None:
+        """Send one message, with a descriptor if given; EngineLostError if the other end is gone."""
+        packet = encode(message)
+        ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
+        while True:
+            try:
+                self._socket.sendmsg([packet], ancillary)
+                return
+            except BlockingIOError:
+                await trio.lowlevel.wait_writable(self._socket)
+            except OSError as error:
+                raise EngineLostError(f"the other process is gone: {error.strerror}") from None
+
+    async def receive(self) -> tuple[Message, int | None] | None:
+        """The next message and its descriptor, if any; None when the other process is gone."""
+        while True:
+            try:
+                packet, ancillary, _, _ = self._socket.recvmsg(_MAX_PACKET, self._ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                await trio.lowlevel.wait_readable(self._socket)
+                continue
+            except OSError:
+                return None
+            if not packet:
+                return None
+            fds = [struct.unpack("i", data[:4])[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
+            return decode(packet), fds[0] if fds else None
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def facts(text: str) -> dict[str, Any]:
+    """The JSON object of a message's text."""
+    found: dict[str, Any] = json.loads(text)
+    return found
