@@ -140,5 +140,5 @@ def _wanted(manifest: Manifest, units: Units, patterns: tuple[str, ...]) -> npt.
 def _store_bytes(rank: int, placement: Placement, replicas: Replicas, units: Units) -> int:
     """What this rank's own units and further copies take."""
     mine = replicas.holder == rank
-    ends = replicas.at[mine] + span(units.size[replicas.unit[mine]])
+    ends = replicas.at[mine] + span(units.size[replicas.unit[mine]].astype(np.int64))
     return int(max(placement.store_bytes[rank], ends.max(initial=0)))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.memory.store import HEADER_BYTES, UNITS_AT, span
+from deepiofs.memory.store import UNITS_AT, span
 
 EXTENT_BYTES = 4 << 20
 NOWHERE = -1
@@ -30,12 +30,12 @@ class Units:
     """The units of a dataset.
 
     first: int64 (n_rows + 1,), the first unit of each row; rows that share a content share its units through
-    `Manifest.content`, and have none of their own. row: int64 (n,), whose bytes. size: int64 (n,), bytes.
+    `Manifest.content`, and have none of their own. row: uint32 (n,), whose bytes. size: int32 (n,), bytes.
     """
 
     first: Ints
-    row: Ints
-    size: Ints
+    row: npt.NDArray[np.uint32]
+    size: npt.NDArray[np.int32]
 
     @classmethod
     def of(cls, manifest: Manifest) -> Units:
@@ -46,7 +46,7 @@ class Units:
         row = np.repeat(np.arange(manifest.n_rows), counts)
         index = np.arange(first[-1]) - first[row]
         size = np.minimum(manifest.sizes[row] - index * EXTENT_BYTES, EXTENT_BYTES)
-        return cls(first, row, size)
+        return cls(first, row.astype(np.uint32), size.astype(np.int32))
 
     def place_in_file(self, unit: int) -> tuple[int, int]:
         """The row and the byte of its file where a unit begins."""
@@ -78,17 +78,17 @@ def place(manifest: Manifest, units: Units, capacities: npt.ArrayLike) -> Placem
     capacities: bytes per rank, (n_ranks,). What does not fit in its rank's store is placed NOWHERE.
     """
     room = np.asarray(capacities, np.int64)
-    dealt = deal(_groups(manifest, units), units.size, len(room))
+    dealt = deal(_groups(manifest, units), units.size.astype(np.int64), len(room))
+    spans = span(units.size.astype(np.int64))
     order = np.argsort(dealt, kind="stable")
-    spans = span(units.size)[order]
-    ends = np.cumsum(spans)
-    before = np.concatenate(([0], np.cumsum(np.bincount(dealt, span(units.size), len(room)))))[:-1].astype(np.int64)
+    ends = np.cumsum(spans[order])
+    before = np.concatenate(([0], np.cumsum(np.bincount(dealt, spans, len(room)))))[:-1].astype(np.int64)
     at = np.empty(len(dealt), np.int64)
-    at[order] = ends - spans - before[dealt[order]] + UNITS_AT
-    fits = at + span(units.size) <= room[dealt]
+    at[order] = ends - spans[order] - before[dealt[order]] + UNITS_AT
+    fits = at + spans <= room[dealt]
     home = np.where(fits, dealt, NOWHERE).astype(np.int32)
     used = np.full(len(room), UNITS_AT)
-    np.maximum.at(used, dealt[fits], (at + span(units.size))[fits])
+    np.maximum.at(used, dealt[fits], (at + spans)[fits])
     return Placement(home, np.where(fits, at, 0), used)
 
 
@@ -123,7 +123,7 @@ def replicate(
     """
     missing = np.flatnonzero(wanted & ~np.isin(placement.home, node_ranks))
     turn = np.arange(len(missing)) % len(node_ranks)
-    spans = span(units.size[missing])
+    spans = span(units.size[missing].astype(np.int64))
     at = np.zeros(len(missing), np.int64)
     keep = np.zeros(len(missing), bool)
     for i, rank in enumerate(node_ranks):
@@ -145,17 +145,3 @@ def _groups(manifest: Manifest, units: Units) -> Ints:
     """What is dealt as one: the small files of a directory, and all extents of large files together."""
     large = manifest.sizes[units.row] > EXTENT_BYTES
     return np.where(large, -1, manifest.parents[units.row].astype(np.int64))
-
-
-__all__ = [
-    "EXTENT_BYTES",
-    "HEADER_BYTES",
-    "NOWHERE",
-    "Placement",
-    "Replicas",
-    "Units",
-    "deal",
-    "nearest",
-    "place",
-    "replicate",
-]
