@@ -146,12 +146,9 @@ class Settings:
         "off, dir, all, re:REGEX",
         "which files are interchangeable: none; those of one directory (the directory is the label); all; "
         "those with equal capture of REGEX in their path",
-        built=False,
     )
-    shuffle_only: tuple[str, ...] = _option(
-        (), _globs, "globs", "restricts shuffle; the rest keeps its own bytes", built=False
-    )
-    entropy: float = _option(0.9, _fraction, "0..1", "lower bound on the ordering entropy", built=False)
+    shuffle_only: tuple[str, ...] = _option((), _globs, "globs", "restricts shuffle; the rest keeps its own bytes")
+    entropy: float = _option(0.9, _fraction, "0..1", "lower bound on the ordering entropy")
     batch: int = _option(
         0,
         _integer(0, 1 << 40),
@@ -164,7 +161,6 @@ class Settings:
         _integer(0, (1 << 64) - 1),
         "unsigned 64-bit",
         "of every random choice; same seed, topology and dataset: same plan",
-        built=False,
     )
     cache: Amount = _option(
         Amount(percent=50.0),
@@ -221,7 +217,6 @@ class Settings:
         _text,
         "file, %r allowed",
         "every draw as CSV: pass, position, name, sample, origin",
-        built=False,
     )
     log: str | None = _option(None, _text, "file, %r allowed", "where log lines go")
     loglevel: str = _option(

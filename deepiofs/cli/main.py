@@ -66,7 +66,8 @@ def mount(source: str, mountpoint: str, options: dict[str, str], foreground: boo
     background = not foreground and (settings.mpi == "off" or launched_size() == 1)
     log = {"log": os.path.abspath(settings.log)} if settings.log else {}
     index = {"index": os.path.abspath(settings.index)} if settings.index else {}
-    options = {**options, **log, **index}
+    order = {"order_log": os.path.abspath(settings.order_log)} if settings.order_log else {}
+    options = {**options, **log, **index, **order}
     request = mounting.Request(os.path.abspath(source), mountpoint, options, Settings.from_strings(options), background)
     live = detach() if background else lambda mountpoint: None
     mounting.run(request, live)

@@ -27,14 +27,18 @@ from deepiofs.fs.counts import Counts
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.fetch import Reader
 from deepiofs.fs.filesystem import FileSystem, Statistics
+from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.report import Identity, Report
+from deepiofs.fs.shuffle import Roster, Shuffle
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
 from deepiofs.fuse.session import Session, check_fuse, fuse_options
 from deepiofs.journal import open_journal
 from deepiofs.memory.wire import Hello, facts
 from deepiofs.options import Settings
+from deepiofs.order.plan import Membership, Plan
 
+_PASSES = 1 << 31
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -115,10 +119,15 @@ def _filesystem(
     settings = request.settings
     source = open_source(request.source)
     stack.callback(source.close)
-    tree = Tree(link.manifest, settings)
+    shuffle = _shuffle(settings, hello, link)
+    tree = Tree(link.manifest, settings, shuffle.covers if shuffle else lambda row: False)
     reader = Reader(link, source, counts, timeout_s=settings.timeout, verify=settings.verify)
     identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
-    report = Report(identity, link, counts)
+    report = Report(identity, link, counts, shuffle)
+    order_log = None
+    if settings.order_log:
+        order_log = OrderLog(settings.order_log.replace("%r", str(hello.rank)))
+        stack.callback(order_log.close)
     config = {
         "source": request.source,
         "mountpoint": mountpoint,
@@ -132,9 +141,36 @@ def _filesystem(
         ControlFile(b"config", lambda: json.dumps(config, indent=1) + "\n"),
         ControlFile(b"version", lambda: f"{__version__}\n"),
         ControlFile(b"health", report.health_text),
+        ControlFile(b"epoch", lambda: f"{report.number}\n", lambda text: _begin_pass(shuffle, text)),
     )
     statistics = Statistics(-(-report.bytes // BLOCK_BYTES), BLOCK_BYTES, link.manifest.n_rows)
-    return FileSystem(tree, ControlTree(files, link.manifest.mode_of[0]), reader, counts, statistics)
+    control = ControlTree(files, link.manifest.mode_of[0])
+    return FileSystem(tree, control, reader, counts, statistics, shuffle, order_log)
+
+
+def _shuffle(settings: Settings, hello: Hello, link: EngineLink) -> Shuffle | None:
+    """The remapping, if the user declared files interchangeable; the plan is computed from shared columns."""
+    if settings.shuffle == "off":
+        return None
+    columns = link.layout
+    membership = Membership(columns["group"], columns["owner"], columns["node"])
+    roster = Roster(columns["of_row"], columns["sample_first"], columns["sample_rows"], columns["group"])
+    shuffle = Shuffle(
+        link.manifest, roster, Plan(membership, settings.seed, settings.entropy),
+        rank=hello.rank, n_ranks=hello.size, seed=settings.seed,
+        ask=lambda rank, group, number: link.ask(rank, group, number, settings.timeout),
+    )  # fmt: skip
+    link.on_asked, link.on_answer = shuffle.asked, shuffle.stolen
+    return shuffle
+
+
+def _begin_pass(shuffle: Shuffle | None, text: str) -> None:
+    """Writing `.deepiofs/epoch`; ValueError if it is no pass."""
+    number = int(text)
+    if not 0 <= number < _PASSES:
+        raise ValueError("out of range")
+    if shuffle:
+        shuffle.begin(number)
 
 
 async def _cancel_on_signal(scope: trio.CancelScope) -> None:

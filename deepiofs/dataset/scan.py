@@ -258,23 +258,9 @@ class _Tree:
         meta = {
             "selection": dataclasses.asdict(self._selection),
             "left_out": dict(self.left_out),
-            "samples": count_samples(self._names, parents, ~directories),
             "built_ns": time.time_ns(),
         }
         return meta, build_columns(self._names, named, facts[:, [_DEV, _INO]])
-
-
-def count_samples(names: list[bytes], parents: npt.NDArray[np.int64], files: npt.NDArray[np.bool_]) -> int:
-    """How many samples there are: files of one directory that share their name up to the first dot are one."""
-    count = 0
-    stems: set[bytes] = set()
-    directory = -1
-    for row in np.flatnonzero(files).tolist():
-        if parents[row] != directory:
-            count += len(stems)
-            stems, directory = set(), int(parents[row])
-        stems.add(stem(names[row]))
-    return count + len(stems)
 
 
 def stem(name: bytes) -> bytes:

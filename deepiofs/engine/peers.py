@@ -21,6 +21,8 @@ class NoteKind(enum.IntEnum):
     WAKE = 0  # gets are coming: poll often
     LOAD = 1  # load this unit of yours now
     LOADED = 2  # the unit is there (value 1), or the source would not give it (value 0)
+    STEAL = 3  # is there an entry of this group and pass left
+    STOLEN = 4  # the answer: unit is the reply, value what comes with it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,6 +32,8 @@ class Note:
     kind: NoteKind
     unit: int = 0
     value: int = 0
+    group: int = 0
+    number: int = 0
 
 
 class Get:

@@ -13,14 +13,15 @@ import trio
 
 from deepiofs.engine.fetcher import Fetcher, own_units
 from deepiofs.engine.loader import Loader, Own
-from deepiofs.engine.peers import Barrier, Peers
+from deepiofs.engine.peers import Barrier, Note, NoteKind, Peers
 from deepiofs.engine.pump import Pump
 from deepiofs.engine.startup import Rank
+from deepiofs.engine.stealing import StealRelay
 from deepiofs.engine.world import World
 from deepiofs.errors import EngineLostError
 from deepiofs.memory.board import Counter
 from deepiofs.memory.store import EMPTY, HEADER_BYTES, split
-from deepiofs.memory.wire import Channel, Fetch, Leave, Message, Release
+from deepiofs.memory.wire import Answered, Channel, Fetch, Leave, Message, Release, Steal
 from deepiofs.options import Settings
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Service:
         places = Own(own, rank.placement.at[own].tolist())
         self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
         self._pump = Pump(peers)
+        self._relay = StealRelay(peers, self._send)
         self._fetcher = Fetcher(
             world.rank, rank.units, rank.placement, rank.stores, rank.segments["staging"], rank.budget.staging,
             self._loader, peers, rank.board, self._send,
@@ -52,13 +54,14 @@ class Service:
     async def run(self) -> bool:
         """Serve until the mount has left and the peers need this memory no more; whether all have left in time."""
         async with trio.open_nursery() as nursery:
-            self._peers.on_note = lambda rank, note: self._fetcher.on_note(rank, note, nursery.start_soon)
+            self._peers.on_note = lambda rank, note: self._on_note(rank, note, nursery)
             if self._world.size > 1:
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._unmap_when_idle)
             if self._settings.warm != "demand":
                 nursery.start_soon(self._warm)
             await self._serve_mount(nursery)
+            self._relay.mount_is_gone = True
             in_time = await self._linger()
             nursery.cancel_scope.cancel()
         return in_time
@@ -71,8 +74,19 @@ class Service:
                     nursery.start_soon(self._fetcher.fetch, unit)
                 case Release(unit):
                     self._fetcher.release(unit)
+                case Steal() as steal:
+                    self._pump.wake()
+                    self._relay.ask(steal)
+                case Answered() as answered:
+                    self._relay.answer(answered)
                 case Leave():
                     return
+
+    def _on_note(self, rank: int, note: Note, nursery: trio.Nursery) -> None:
+        if note.kind in (NoteKind.STEAL, NoteKind.STOLEN):
+            nursery.start_soon(self._relay.on_note, rank, note)
+        else:
+            self._fetcher.on_note(rank, note, nursery.start_soon)
 
     async def _send(self, message: Message) -> None:
         """To the mount; if it is gone nobody waits for the answer."""

@@ -11,11 +11,14 @@ import dataclasses
 import json
 import logging
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.pairs import refuse_pairs
+from deepiofs.dataset.samples import Samples, find_samples, group_samples
 from deepiofs.dataset.selection import Globs
 from deepiofs.dataset.sources import Selection, Source, open_source
 from deepiofs.engine.indexing import obtain_manifest
@@ -25,7 +28,7 @@ from deepiofs.errors import DeepiofsError, MountPointError, error_for
 from deepiofs.memory import columns_segment
 from deepiofs.memory.board import Board
 from deepiofs.memory.budget import Budget, plan_budget
-from deepiofs.memory.placement import Placement, Replicas, Units, nearest, place, replicate
+from deepiofs.memory.placement import Placement, Replicas, Units, deal_samples, nearest, place, replicate
 from deepiofs.memory.segments import Segment
 from deepiofs.memory.store import Store, span
 from deepiofs.memory.wire import Channel, Hello, Share, Started, Verdict
@@ -76,14 +79,23 @@ def prepare(world: World, source_name: str, settings: Settings) -> Rank:
     manifest = Manifest(*columns_segment.read(manifest_segment))
     units = Units.of(manifest)
     caches = world.allgather(budget.cache)
-    placement = place(manifest, units, caches)
+    samples = find_samples(manifest)
+    group = group_samples(manifest, samples, settings.shuffle, settings.shuffle_only)
+    with _agreed(world):
+        if world.rank == 0:
+            refuse_pairs(manifest, samples, group, settings.shuffle)
+    owner = deal_samples(manifest, samples, group, world.size)
+    placement = place(manifest, units, samples, owner, caches)
     wanted = _wanted(manifest, units, settings.replicate)
     replicas = replicate(placement, units, wanted, world.node_ranks, [caches[r] for r in world.node_ranks])
     store = Segment.create("store", _store_bytes(world.rank, placement, replicas, units))
     home, at = nearest(placement, replicas)
+    layout: dict[str, npt.NDArray[Any]] = {"home": home, "at": at, "first": units.first}
+    if settings.shuffle != "off":
+        layout |= _roster(samples, group, owner, world)
     segments = {
         "manifest": manifest_segment,
-        "layout": columns_segment.create("layout", {}, {"home": home, "at": at, "first": units.first}),
+        "layout": columns_segment.create("layout", {"samples": len(samples)}, layout),
         "staging": Segment.create("staging", budget.staging),
         "store": store,
     }
@@ -109,8 +121,7 @@ async def share(channel: Channel, world: World, rank: Rank) -> None:
 def connect(world: World, rank: Rank) -> Peers:
     """**Collective.** Expose this rank's store to the others."""
     with _agreed(world):
-        peers = world.peers(rank.segments["store"])
-    return peers
+        return world.peers(rank.segments["store"])
 
 
 @contextlib.contextmanager
@@ -122,6 +133,20 @@ def _agreed(world: World) -> Iterator[None]:
     except DeepiofsError as failure:
         error = failure
     agree(world, error)
+
+
+def _roster(
+    samples: Samples, group: npt.NDArray[np.int32], owner: npt.NDArray[np.int32], world: World
+) -> dict[str, npt.NDArray[Any]]:
+    """What a mount needs to plan passes (`order.plan.Membership`, `fs.shuffle.Roster`)."""
+    return {
+        "of_row": samples.of_row,
+        "sample_first": samples.first,
+        "sample_rows": samples.rows,
+        "group": group,
+        "owner": owner,
+        "node": np.array(world.allgather(world.node), np.int32),
+    }
 
 
 def _wanted(manifest: Manifest, units: Units, patterns: tuple[str, ...]) -> npt.NDArray[np.bool_]:

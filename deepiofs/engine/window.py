@@ -16,7 +16,7 @@ from deepiofs.engine.peers import Barrier, Get, Note, NoteKind
 from deepiofs.memory.segments import Segment
 
 _NOTE_TAG = 7
-_NOTE_WORDS = 3
+_NOTE_WORDS = 5
 # Receives kept posted; notes beyond them wait in MPI's unexpected queue, none is lost.
 _RECEIVES = 4
 
@@ -65,7 +65,7 @@ class MpiPeers:
         return get
 
     def send(self, rank: int, note: Note) -> None:
-        words = np.array([note.kind, note.unit, note.value], np.int64)
+        words = np.array([note.kind, note.unit, note.value, note.group, note.number], np.int64)
         try:
             self._sends.append((self._notes.Isend(words, rank, _NOTE_TAG), words))
         except MPI.Exception:
@@ -118,9 +118,9 @@ class MpiPeers:
             except MPI.Exception:
                 continue
             if over:
-                kind, unit, value = words.tolist()
+                kind, *numbers = words.tolist()
                 self._receives[i] = self._post(words)
-                self.on_note(status.source, Note(NoteKind(kind), unit, value))
+                self.on_note(status.source, Note(NoteKind(kind), *numbers))
                 moved = True
         return moved
 

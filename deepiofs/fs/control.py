@@ -16,10 +16,11 @@ from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NODE, EXACT_NAME, EXACT_NODE,
 
 @dataclasses.dataclass(frozen=True)
 class ControlFile:
-    """A name and what it says now."""
+    """A name, what it says now, and what writing to it does (ValueError for a text that means nothing)."""
 
     name: bytes
     render: Callable[[], str]
+    write: Callable[[str], None] | None = None
 
 
 class ControlTree:
@@ -46,13 +47,19 @@ class ControlTree:
         """What the file says now."""
         return self._files[node - CONTROL_BASE - 1].render().encode("utf-8", "surrogateescape")
 
+    def writer(self, node: int) -> Callable[[str], None] | None:
+        """What writing to a node does; None if it may not be written."""
+        return self._files[node - CONTROL_BASE - 1].write if node > CONTROL_NODE else None
+
     def attributes(self, node: int) -> Attributes:
         """The size is that of the text now; the kernel may not keep it."""
         directory = node == CONTROL_NODE
         mode = stat.S_IFDIR | self._enter if directory else stat.S_IFREG | self._read
+        if self.writer(node):
+            mode |= stat.S_IWUSR
         size = 0 if directory else len(self.text(node))
         mtime_ns = self._born_ns if directory else time.time_ns()
-        return Attributes(node, mode, 3 if directory else 1, os.getuid(), os.getgid(), size, mtime_ns, 0.0)
+        return Attributes(node, mode, 3 if directory else 1, os.getuid(), os.getgid(), size, mtime_ns, 0.0, 0.0)
 
     def _names(self) -> Iterator[tuple[bytes, int]]:
         for i, file in enumerate(self._files, 1):

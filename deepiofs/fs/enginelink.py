@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import logging
+from collections.abc import Callable
 
 import trio
 
@@ -22,7 +23,21 @@ from deepiofs.memory.board import Board
 from deepiofs.memory.placement import NOWHERE
 from deepiofs.memory.segments import Segment
 from deepiofs.memory.store import HEADER_BYTES, LOADED, Store, span
-from deepiofs.memory.wire import IN_NODE, Channel, Fetch, Missed, Pressed, Ready, Release
+from deepiofs.memory.wire import (
+    IN_NODE,
+    Answered,
+    Asked,
+    Channel,
+    Fetch,
+    Message,
+    Missed,
+    Pressed,
+    Ready,
+    Release,
+    Steal,
+    Stolen,
+)
+from deepiofs.order.queues import Answer, Reply
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +54,12 @@ class _Request:
         self.at: int | None = None
 
 
+class _Asked:
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: Answer | None = None
+
+
 class EngineLink:
     """Where units lie, and how to get those that lie elsewhere."""
 
@@ -47,13 +68,18 @@ class EngineLink:
     ) -> None:
         self._channel, self.rank, self._counts = channel, rank, counts
         self.manifest = Manifest(*columns_segment.read(segments["manifest"]))
-        _, layout = columns_segment.read(segments["layout"])
+        meta, layout = columns_segment.read(segments["layout"])
         self._home, self._at, self.first = layout["home"].data, layout["at"].data, layout["first"].data
         self.resident_units = int((layout["home"] != NOWHERE).sum())
+        self.layout = layout
+        self.n_samples = int(meta["samples"])
         self.board = Board(segments["board"])
         self._staging = segments["staging"]
         self._stores = {owner: Store(segment) for owner, segment in stores.items()}
         self._requests: dict[int, _Request] = {}
+        self._asked: dict[tuple[int, int, int], _Asked] = {}
+        self.on_asked: Callable[[int, int], Answer] = lambda group, number: Answer(Reply.EMPTY)
+        self.on_answer: Callable[[int, int, int, Answer], None] = lambda rank, group, number, answer: None
         self._staged: collections.OrderedDict[int, tuple[int, int]] = collections.OrderedDict()
         self._staged_bytes = 0
         self._paused_until = 0.0
@@ -101,6 +127,28 @@ class EngineLink:
         self._counts.fetched_in((trio.current_time() - started) * 1000)
         return request.at is not None
 
+    async def ask(self, rank: int, group: int, number: int, timeout_s: float) -> Answer | None:
+        """Ask a rank for an entry of its queue; None if no answer comes within `timeout_s`.
+
+        An answer, in time or late, goes to `on_answer` first: what another gave away must not be lost.
+        """
+        if not self.running:
+            return None
+        key = (rank, group, number)
+        asked = self._asked.setdefault(key, _Asked())
+        if not await self._tell(Steal(rank, group, number)):
+            return None
+        with trio.move_on_after(timeout_s):
+            await asked.done.wait()
+        return asked.answer
+
+    def _answered(self, rank: int, group: int, number: int, answer: Answer) -> None:
+        self.on_answer(rank, group, number, answer)
+        asked = self._asked.pop((rank, group, number), None)
+        if asked:
+            asked.answer = answer
+            asked.done.set()
+
     async def listen(self) -> None:
         """Take the engine's answers until it is gone."""
         while received := await self._channel.receive():
@@ -109,6 +157,11 @@ class EngineLink:
                     await self._ready(unit, at)
                 case Missed(unit):
                     self._answer(unit, None)
+                case Stolen(rank, group, number, reply, value):
+                    self._answered(rank, group, number, Answer(Reply(reply), value))
+                case Asked(rank, group, number):
+                    answer = self.on_asked(group, number)
+                    await self._tell(Answered(rank, group, number, answer.reply, answer.value))
                 case Pressed():
                     await self._release_down_to(self._staged_bytes // 2)
         self._lost()
@@ -134,7 +187,7 @@ class EngineLink:
             self._staged_bytes -= size
             await self._tell(Release(unit))
 
-    async def _tell(self, message: Fetch | Release) -> bool:
+    async def _tell(self, message: Message) -> bool:
         try:
             await self._channel.send(message)
         except EngineLostError:
@@ -152,3 +205,6 @@ class EngineLink:
             log.error("the engine is lost; serving resident memory and the source")
         for unit in list(self._requests):
             self._answer(unit, None)
+        for asked in self._asked.values():
+            asked.done.set()
+        self._asked.clear()

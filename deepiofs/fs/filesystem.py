@@ -1,7 +1,7 @@
 """The file system: what each request of a reader means. It knows the kernel's requests, but not FUSE.
 
 **Threading.** The trio thread. A method that may wait is async, one that does not is not. Nothing here awaits
-between looking at a handle and using it, except `read`, `release` and `getxattr`, which hold their own handle.
+between looking at a handle and using it, except `read`, `release` and `getxattr`, which hold their own file.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from deepiofs.errors import DeepiofsError
 from deepiofs.fs.control import ControlTree
 from deepiofs.fs.counts import Counts
 from deepiofs.fs.fetch import OpenFile, Reader
+from deepiofs.fs.orderlog import OrderLog
+from deepiofs.fs.shuffle import Bound, Shuffle
 from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NAME, CONTROL_NODE, ROOT_NODE, Attributes, Tree
 
 log = logging.getLogger(__name__)
@@ -40,11 +42,12 @@ class FsError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Opened:
-    """A handle, and whether the kernel may keep pages of this node, and must ask for each read."""
+    """A handle, and what the kernel must know of it."""
 
     handle: int
-    keep_cache: bool
-    direct_io: bool
+    keep_cache: bool = True  # the pages that it has of this node are of these bytes
+    direct_io: bool = False  # it must ask for each read, whatever the size is
+    size_is_news: bool = False  # the size that it knows of this node is not of these bytes
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -57,14 +60,26 @@ class Statistics:
 
 
 class FileSystem:
-    """A read-only view of a dataset, its exact twin below `.deepiofs/exact`, and the control files."""
+    """A read-only view of a dataset, its exact twin below `.deepiofs/exact`, and the control files.
+
+    `thread` is the reader's, as the kernel reports it; only shuffled names ask for it.
+    """
 
     def __init__(
-        self, tree: Tree, control: ControlTree, reader: Reader, counts: Counts, statistics: Statistics
+        self,
+        tree: Tree,
+        control: ControlTree,
+        reader: Reader,
+        counts: Counts,
+        statistics: Statistics,
+        shuffle: Shuffle | None = None,
+        order_log: OrderLog | None = None,
     ) -> None:
         self._tree, self._control, self._reader = tree, control, reader
         self._counts, self.statistics = counts, statistics
+        self._shuffle, self._order_log = shuffle, order_log
         self._handles: dict[int, OpenFile | bytes] = {}
+        self._bound: dict[int, Bound] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -72,36 +87,38 @@ class FileSystem:
         """How many handles are open."""
         return len(self._handles)
 
-    def lookup(self, directory: int, name: bytes) -> Attributes:
-        """The node of a name; FsError(ENOENT)."""
+    async def lookup(self, directory: int, name: bytes, thread: int) -> Attributes:
+        """The node of a name; FsError(ENOENT). A shuffled name reserves a sample for the thread."""
         if directory == ROOT_NODE and name == CONTROL_NAME:
-            return self.attributes(CONTROL_NODE)
+            return self._control.attributes(CONTROL_NODE)
         node = self._control.child(name) if directory == CONTROL_NODE else self._tree.child(directory, name)
         if node is None:
             raise FsError(errno.ENOENT)
-        return self.attributes(node)
+        return await self.attributes(node, thread)
 
-    def attributes(self, node: int) -> Attributes:
-        """What stat(2) says."""
-        return self._control.attributes(node) if node >= CONTROL_BASE else self._tree.attributes(node)
+    async def attributes(self, node: int, thread: int) -> Attributes:
+        """What stat(2) says; of a shuffled name the size of what an open by this thread would read."""
+        shuffle = self._shuffle
+        if shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
+            return self._tree.shuffled_attributes(node, await shuffle.look(thread, row))
+        return self._plain_attributes(node)
 
     def list_directory(self, node: int, after: int) -> Iterator[tuple[bytes, Attributes, int]]:
-        """(name, attributes, position) of the entries behind a position."""
+        """(name, attributes, position) of the entries behind a position. Reserves nothing."""
         entries = self._control.children(after) if node == CONTROL_NODE else self._tree.children(node, after)
         for name, child, position in entries:
-            yield name, self.attributes(child), position
+            yield name, self._listed_attributes(child), position
 
-    def open(self, node: int, flags: int) -> Opened:
-        """A handle for reading; FsError(EROFS) for anything else."""
+    async def open(self, node: int, flags: int, thread: int) -> Opened:
+        """A handle for reading; FsError(EROFS) for anything else, but for control files that may be written."""
+        if node >= CONTROL_BASE:
+            return self._open_control(node, flags)
         if flags & _CHANGING:
             raise FsError(errno.EROFS)
-        handle = next(self._numbers)
-        if node >= CONTROL_BASE:
-            self._handles[handle] = self._control.text(node)
-            return Opened(handle, keep_cache=False, direct_io=True)
         self._counts.opens += 1
-        self._handles[handle] = self._reader.open(self._tree.row(node))
-        return Opened(handle, keep_cache=True, direct_io=False)
+        if self._shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
+            return await self._open_shuffled(self._shuffle, row, thread)
+        return Opened(self._keep(self._reader.open(self._tree.row(node))))
 
     async def read(self, handle: int, at: int, size: int) -> memoryview | bytes:
         """Bytes of an open file, short only at its end; FsError with the cause."""
@@ -115,20 +132,38 @@ class FileSystem:
         self._counts.served_from(origin, len(data))
         return data
 
+    def write(self, node: int, data: bytes) -> int:
+        """Write to a control file at once; FsError(EINVAL) if it means nothing."""
+        write = self._control.writer(node)
+        assert write is not None
+        try:
+            write(data.decode())
+        except ValueError:
+            raise FsError(errno.EINVAL) from None
+        return len(data)
+
+    def may_truncate(self, node: int) -> bool:
+        """Whether cutting a node to a length is no change: control files that may be written have none."""
+        return node >= CONTROL_BASE and self._control.writer(node) is not None
+
     async def release(self, handle: int) -> None:
         """The last descriptor of a handle is closed."""
         file = self._handles.pop(handle)
+        bound = self._bound.pop(handle, None)
+        if bound is not None and self._shuffle is not None:
+            self._shuffle.close(bound)
         if isinstance(file, OpenFile) and file.opened:
             await self._reader.close(file)
 
     async def getxattr(self, node: int, name: bytes) -> bytes:
         """`user.deepiofs.sample`, `.origin`, `.xxh3`; FsError(ENODATA) for all others.
 
-        They are not listed, so that `cp -a` does not carry them away.
+        Of a shuffled name they are those of the sample it is bound to. They are not listed, so that `cp -a` does not
+        carry them away.
         """
         if node >= CONTROL_BASE or not name.startswith(_PREFIX) or self._is_directory(node):
             raise FsError(errno.ENODATA)
-        row = self._tree.row(node)
+        row = self._serves(node)
         match name.removeprefix(_PREFIX):
             case b"sample":
                 return self._tree.manifest.path(row)
@@ -137,6 +172,42 @@ class FileSystem:
             case b"xxh3":
                 return (await self._digest(row)).encode()
         raise FsError(errno.ENODATA)
+
+    def _plain_attributes(self, node: int) -> Attributes:
+        return self._control.attributes(node) if node >= CONTROL_BASE else self._tree.attributes(node)
+
+    def _listed_attributes(self, node: int) -> Attributes:
+        """A listing may reach the kernel while a handle is open: it must tell what the name stands for now."""
+        if self._shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
+            return self._tree.shuffled_attributes(node, self._shuffle.peek(row))
+        return self._plain_attributes(node)
+
+    def _serves(self, node: int) -> int:
+        """The row whose bytes a node stands for now."""
+        row = self._tree.row(node)
+        shuffled = self._shuffle is not None and self._tree.shuffled_row(node) is not None
+        return self._shuffle.peek(row) if self._shuffle is not None and shuffled else row
+
+    def _keep(self, file: OpenFile | bytes) -> int:
+        handle = next(self._numbers)
+        self._handles[handle] = file
+        return handle
+
+    def _open_control(self, node: int, flags: int) -> Opened:
+        if flags & _CHANGING and not self._control.writer(node):
+            raise FsError(errno.EROFS)
+        return Opened(self._keep(self._control.text(node)), keep_cache=False, direct_io=True)
+
+    async def _open_shuffled(self, shuffle: Shuffle, row: int, thread: int) -> Opened:
+        bound = await shuffle.open(thread, row)
+        file = self._reader.open(bound.row)
+        handle = self._keep(file)
+        self._bound[handle] = bound
+        if bound.draws and self._order_log:
+            path = self._tree.manifest.path
+            origin = self._reader.origin(file).name.lower()
+            self._order_log.drawn(bound.number, bound.position, path(row), path(bound.row), origin)
+        return Opened(handle, keep_cache=bound.keep_cache, size_is_news=not bound.announced)
 
     def _is_directory(self, node: int) -> bool:
         return stat.S_ISDIR(self._tree.manifest.mode_of[self._tree.row(node)])

@@ -16,6 +16,7 @@ from pathlib import Path
 from deepiofs import __version__
 from deepiofs.fs.counts import Counts, by_origin
 from deepiofs.fs.enginelink import EngineLink
+from deepiofs.fs.shuffle import Shuffle
 from deepiofs.memory.board import Counter
 
 
@@ -47,12 +48,23 @@ class Metric:
 class Report:
     """Renders what the counters and the engine's board say now."""
 
-    def __init__(self, identity: Identity, link: EngineLink, counts: Counts) -> None:
-        self.identity, self.link, self.counts = identity, link, counts
+    def __init__(self, identity: Identity, link: EngineLink, counts: Counts, shuffle: Shuffle | None = None) -> None:
+        self.identity, self.link, self.counts, self.shuffle = identity, link, counts, shuffle
+        plan = shuffle.plan if shuffle else None
+        self.entropy = {
+            "bound": plan.entropy_bound if plan else None,
+            "planned": round(plan.planned_entropy(), 6) if plan else None,
+        }
+        self.exchange_fraction = round(plan.exchange_fraction(), 6) if plan else 0.0
         self._started = time.monotonic()
         manifest = link.manifest
         self.files = int(manifest.is_regular.sum())
         self.bytes = int(manifest.sizes[manifest.is_regular].sum())
+
+    @property
+    def number(self) -> int:
+        """The pass of the last draw."""
+        return self.shuffle.number if self.shuffle else 0
 
     @property
     def uptime_s(self) -> float:
@@ -105,14 +117,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("node", "gauge", "number of this node", lambda r: r.identity.node),
     Metric("nodes", "gauge", "nodes of this mount", lambda r: r.identity.nodes),
     Metric("state", "gauge", "loading, or warm when all ranks have loaded", lambda r: r.state, "value"),
-    Metric("samples", "gauge", "samples in the view", lambda r: r.link.manifest.meta["samples"]),
+    Metric("samples", "gauge", "samples in the view", lambda r: r.link.n_samples),
     Metric("files", "gauge", "files in the view", lambda r: r.files),
     Metric("bytes", "gauge", "bytes of all files", lambda r: r.bytes),
     Metric("resident_bytes", "gauge", "bytes in this rank's store", lambda r: r.link.board[Counter.LOADED_BYTES]),
     Metric("own_bytes", "gauge", "bytes this rank is to hold", lambda r: r.link.board[Counter.OWN_BYTES]),
     Metric("staged_bytes", "gauge", "bytes in staging", lambda r: r.link.board[Counter.STAGED_BYTES]),
-    Metric("pass", "gauge", "current pass", lambda r: 0),
-    Metric("draws", "counter", "samples drawn", lambda r: 0),
+    Metric("pass", "gauge", "current pass", lambda r: r.number),
+    Metric("draws", "counter", "samples drawn", lambda r: r.shuffle.draws if r.shuffle else 0),
     Metric("opens", "counter", "files opened", lambda r: r.counts.opens),
     Metric("reads", "counter", "read requests answered", lambda r: r.counts.reads),
     Metric("bytes_served", "counter", "bytes answered", lambda r: r.counts.bytes_served),
@@ -131,15 +143,17 @@ METRICS: tuple[Metric, ...] = (
         lambda r: {"p50": r.counts.fetch_quantile(0.5), "p99": r.counts.fetch_quantile(0.99)},
         "quantile",
     ),
-    Metric("steals", "counter", "samples taken from another rank's queue", lambda r: 0),
+    Metric(
+        "steals", "counter", "samples taken from another rank's queue", lambda r: r.shuffle.steals if r.shuffle else 0
+    ),
     Metric("stalls", "counter", "draws that waited", lambda r: 0),
     Metric("stall_ms", "counter", "milliseconds that draws waited", lambda r: 0),
     Metric("verify_failures", "counter", "digests that differed", lambda r: r.verify_failures),
     Metric("peer_timeouts", "counter", "gets abandoned", lambda r: r.link.board[Counter.PEER_TIMEOUTS]),
     Metric("mpi_errors", "counter", "gets that MPI failed", lambda r: r.link.board[Counter.MPI_ERRORS]),
     Metric("peers_suspect", "gauge", "peers not asked for now", lambda r: r.link.board[Counter.PEERS_SUSPECT]),
-    Metric("entropy", "gauge", "ordering entropy", lambda r: {"bound": None, "planned": None}, "kind"),
-    Metric("exchange_fraction", "gauge", "share of samples that change rank in a pass", lambda r: 0.0),
+    Metric("entropy", "gauge", "ordering entropy", lambda r: r.entropy, "kind"),
+    Metric("exchange_fraction", "gauge", "share of samples that change node in a pass", lambda r: r.exchange_fraction),
     Metric("errors", "counter", "requests that failed, by errno", lambda r: dict(r.counts.errors), "errno"),
     Metric("left_out", "gauge", "names of the source left out", lambda r: r.link.manifest.meta["left_out"], "reason"),
     Metric("rss_bytes", "gauge", "memory of both processes, shared counted once", lambda r: r.rss_bytes),

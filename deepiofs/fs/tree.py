@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from deepiofs.dataset.manifest import ROOT, Manifest
 from deepiofs.options import Settings
@@ -27,12 +27,16 @@ EXACT_NODE = EXACT_BASE + ROOT + 1
 
 # The kernel may keep what cannot change; a year is for ever, and fits every kernel's jiffies.
 FOREVER_S = 365 * 86400.0
+SIZE_VALID_S = 60.0
 BLOCK_BYTES = 128 << 10
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Attributes:
-    """What stat(2) says of a node. valid_s: how long the kernel may believe it, and the name that led there."""
+    """What stat(2) says of a node.
+
+    valid_s: how long the kernel may believe it. name_valid_s: how long it may believe the name that led there.
+    """
 
     node: int
     mode: int
@@ -42,13 +46,16 @@ class Attributes:
     size: int
     mtime_ns: int
     valid_s: float
+    name_valid_s: float
 
 
 class Tree:
     """Names and attributes of the dataset, under the root and under `.deepiofs/exact`."""
 
-    def __init__(self, manifest: Manifest, settings: Settings) -> None:
+    def __init__(self, manifest: Manifest, settings: Settings, is_shuffled: Callable[[int], bool]) -> None:
+        """is_shuffled: whether a row's name outside `.deepiofs/exact` stands for other samples."""
         self.manifest = manifest
+        self._is_shuffled = is_shuffled
         self._uid, self._gid, self._umask = settings.uid, settings.gid, settings.umask
 
     def row(self, node: int) -> int:
@@ -66,17 +73,36 @@ class Tree:
         for row in rows[after:]:
             yield self.manifest.name(row), self._node(row, directory), row - rows.start + 1
 
+    def shuffled_row(self, node: int) -> int | None:
+        """The row of a node whose name is shuffled; None for all others."""
+        row = node - 1
+        return row if row < self.manifest.n_rows and self._is_shuffled(row) else None
+
+    def shuffled_attributes(self, node: int, bound: int) -> Attributes:
+        """Of a shuffled name: its own, but for the size, which is that of the row it stands for.
+
+        The kernel must ask for the name each time: what it stands for may change. The size it may keep, as every
+        change is told by a lookup.
+        """
+        own = self.attributes(node)
+        size = self.manifest.size_of[bound]
+        return dataclasses.replace(own, nlink=1, size=size, valid_s=SIZE_VALID_S, name_valid_s=0.0)
+
     def attributes(self, node: int) -> Attributes:
-        """Attributes of a dataset node."""
+        """Attributes of a dataset node with its own bytes."""
         row, m = self.row(node), self.manifest
         mode = m.mode_of[row]
         if self._umask is not None:
             mode = stat.S_IFMT(mode) | (0o777 & ~self._umask)
         uid = m.uid_of[row] if self._uid is None else self._uid
         gid = m.gid_of[row] if self._gid is None else self._gid
-        return Attributes(node, mode, m.nlink_of[row], uid, gid, m.size_of[row], m.mtime_ns_of[row], FOREVER_S)
+        size, mtime_ns = m.size_of[row], m.mtime_ns_of[row]
+        return Attributes(node, mode, m.nlink_of[row], uid, gid, size, mtime_ns, FOREVER_S, FOREVER_S)
 
     def _node(self, row: int, beside: int) -> int:
-        if self.manifest.nlink_of[row] > 1 and stat.S_ISREG(self.manifest.mode_of[row]):
-            row = self.manifest.content_of[row]
-        return row + 1 + (EXACT_BASE if beside >= EXACT_BASE else 0)
+        exact = beside >= EXACT_BASE
+        linked = self.manifest.nlink_of[row] > 1 and stat.S_ISREG(self.manifest.mode_of[row])
+        content = self.manifest.content_of[row]
+        if linked and (exact or not (self._is_shuffled(row) or self._is_shuffled(content))):
+            row = content
+        return row + 1 + (EXACT_BASE if exact else 0)

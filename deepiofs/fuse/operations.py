@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import os
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ParamSpec, TypeVar
 
@@ -21,6 +22,7 @@ from deepiofs.fs.tree import BLOCK_BYTES, Attributes
 log = logging.getLogger(__name__)
 
 _STAT_BLOCK = 512
+_WRITING = os.O_WRONLY | os.O_RDWR
 _NAME_MAX = 255
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,14 +60,15 @@ class Operations(pyfuse3.Operations):
     def __init__(self, filesystem: FileSystem) -> None:
         super().__init__()
         self._fs = filesystem
+        self._written: dict[int, int] = {}
 
     @_guarded
     async def lookup(self, parent_inode: InodeT, name: FileNameT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
-        return _entry(self._fs.lookup(parent_inode, name))
+        return _entry(await self._fs.lookup(parent_inode, name, ctx.pid))
 
     @_guarded
     async def getattr(self, inode: InodeT, ctx: RequestContext) -> pyfuse3.EntryAttributes:
-        return _entry(self._fs.attributes(inode))
+        return _entry(await self._fs.attributes(inode, ctx.pid))
 
     @_guarded
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
@@ -79,7 +82,11 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def open(self, inode: InodeT, flags: FlagT, ctx: RequestContext) -> pyfuse3.FileInfo:
-        opened = self._fs.open(inode, flags)
+        opened = await self._fs.open(inode, flags, ctx.pid)
+        if opened.size_is_news:
+            pyfuse3.invalidate_inode(inode, attr_only=True)
+        if flags & _WRITING:
+            self._written[opened.handle] = inode
         return pyfuse3.FileInfo(fh=FileHandleT(opened.handle), keep_cache=opened.keep_cache, direct_io=opened.direct_io)
 
     @_guarded
@@ -90,7 +97,27 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def release(self, fh: FileHandleT) -> None:
+        self._written.pop(fh, None)
         await self._fs.release(fh)
+
+    @_guarded
+    async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
+        return self._fs.write(self._written[fh], buf)
+
+    @_guarded
+    async def setattr(
+        self,
+        inode: InodeT,
+        attr: pyfuse3.EntryAttributes,
+        fields: pyfuse3.SetattrFields,
+        fh: FileHandleT | None,
+        ctx: RequestContext,
+    ) -> pyfuse3.EntryAttributes:
+        # `echo 3 > epoch` cuts the file first; everything else that setattr stands for is a change.
+        only_size = not (fields.update_mode or fields.update_uid or fields.update_gid)
+        if not (fields.update_size and only_size and self._fs.may_truncate(inode)):
+            raise pyfuse3.FUSEError(errno.EROFS)
+        return _entry(await self._fs.attributes(inode, ctx.pid))
 
     async def releasedir(self, fh: FileHandleT) -> None:
         return
@@ -120,7 +147,7 @@ class Operations(pyfuse3.Operations):
         return ()
 
     _refuse: Any = _refused
-    setattr = mknod = mkdir = unlink = rmdir = symlink = rename = link = create = _refuse
+    mknod = mkdir = unlink = rmdir = symlink = rename = link = create = _refuse
     setxattr = removexattr = _refuse
 
 
@@ -134,5 +161,5 @@ def _entry(attributes: Attributes) -> pyfuse3.EntryAttributes:
     entry.st_blocks = -(-attributes.size // _STAT_BLOCK)
     entry.st_blksize = BLOCK_BYTES
     entry.st_atime_ns = entry.st_ctime_ns = entry.st_mtime_ns = attributes.mtime_ns
-    entry.entry_timeout = entry.attr_timeout = attributes.valid_s
+    entry.entry_timeout, entry.attr_timeout = attributes.name_valid_s, attributes.valid_s
     return entry

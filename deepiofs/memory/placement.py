@@ -4,8 +4,9 @@ A unit is a file of up to 4 MiB, or a 4 MiB extent of a larger one, so that one 
 memories. The resident set is static: in one pass every sample is used once, so no policy gives more hits than any
 fixed set of that size, and fixed addresses make every peer's get one-sided.
 
-Dealing: within a directory units go round the ranks from large to small, back and forth, so that counts differ by
-at most one and bytes nearly agree; where one directory's deal ended the next begins.
+Dealing: samples have owners, and their files up to 4 MiB lie with the owner. Within a group (or a directory, where
+nothing is shuffled) samples go round the ranks from large to small, back and forth, so that counts differ by at most
+one and bytes nearly agree; where one group's deal ended the next begins. Extents of larger files are dealt likewise.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.samples import ALONE, Samples
 from deepiofs.memory.store import UNITS_AT, span
 
 EXTENT_BYTES = 4 << 20
@@ -72,13 +74,30 @@ class Replicas:
     at: Ints
 
 
-def place(manifest: Manifest, units: Units, capacities: npt.ArrayLike) -> Placement:
-    """Deal all units over the ranks.
+def deal_samples(
+    manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32], n_ranks: int
+) -> npt.NDArray[np.int32]:
+    """The owner of each sample, int32 (n_samples,). group: as from `group_samples`."""
+    leaders = samples.rows[samples.first[:-1]]
+    # A directory's number is negative here, so that it is no group's.
+    together = np.where(group == ALONE, -1 - manifest.parents[leaders].astype(np.int64), group)
+    files = np.flatnonzero(samples.of_row != ALONE)
+    size = np.bincount(samples.of_row[files], manifest.sizes[files], len(samples)).astype(np.int64)
+    return deal(together, size, n_ranks).astype(np.int32)
 
-    capacities: bytes per rank, (n_ranks,). What does not fit in its rank's store is placed NOWHERE.
+
+def place(
+    manifest: Manifest, units: Units, samples: Samples, owner: npt.NDArray[np.int32], capacities: npt.ArrayLike
+) -> Placement:
+    """Where each unit lies.
+
+    owner: int32 (n_samples,), from `deal_samples`. capacities: bytes per rank, (n_ranks,). What does not fit in its
+    rank's store is placed NOWHERE.
     """
     room = np.asarray(capacities, np.int64)
-    dealt = deal(_groups(manifest, units), units.size.astype(np.int64), len(room))
+    dealt = owner[samples.of_row[units.row]].astype(np.int64)
+    extents = np.flatnonzero(manifest.sizes[units.row] > EXTENT_BYTES)
+    dealt[extents] = deal(np.zeros(len(extents), np.int64), units.size[extents].astype(np.int64), len(room))
     spans = span(units.size.astype(np.int64))
     order = np.argsort(dealt, kind="stable")
     ends = np.cumsum(spans[order])
@@ -139,9 +158,3 @@ def nearest(placement: Placement, replicas: Replicas) -> tuple[npt.NDArray[Any],
     home, at = placement.home.copy(), placement.at.copy()
     home[replicas.unit], at[replicas.unit] = replicas.holder, replicas.at
     return home, at
-
-
-def _groups(manifest: Manifest, units: Units) -> Ints:
-    """What is dealt as one: the small files of a directory, and all extents of large files together."""
-    large = manifest.sizes[units.row] > EXTENT_BYTES
-    return np.where(large, -1, manifest.parents[units.row].astype(np.int64))

@@ -1,7 +1,7 @@
 """The words between a mount and its engine, and both ends of the socket that carries them.
 
 A Unix socket pair of type SOCK_SEQPACKET (unix(7)): one packet is one message, and may carry one descriptor
-(SCM_RIGHTS). A message is its code, up to four integers, and text. The end of the socket is a message too: the
+(SCM_RIGHTS). A message is its code, up to five integers, and text. The end of the socket is a message too: the
 other process is gone.
 
 **Threading.** Each end belongs to one trio thread. Several tasks may send; one receives.
@@ -19,7 +19,7 @@ import trio
 
 from deepiofs.errors import EngineLostError
 
-_NUMBERS = struct.Struct("<B7x4q")
+_NUMBERS = struct.Struct("<B7x5q")
 _MAX_PACKET = 1 << 17
 
 # `Ready.at` when the unit now lies in a store of this node.
@@ -111,15 +111,57 @@ class Pressed:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Steal:
+    """Mount: its queue of a group is empty in pass `number`; ask this rank for an entry of its own."""
+
+    rank: int
+    group: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Asked:
+    """Engine: this rank asks for an entry."""
+
+    rank: int
+    group: int
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answered:
+    """Mount: what it answers to that rank (`order.queues.Answer`)."""
+
+    rank: int
+    group: int
+    number: int
+    reply: int
+    value: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stolen:
+    """Engine: what that rank answered."""
+
+    rank: int
+    group: int
+    number: int
+    reply: int
+    value: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
     """Mount: it is unmounted and asks for nothing more."""
 
 
 Message: TypeAlias = (
-    Begin | Hello | Verdict | Share | Started | Failed | Fetch | Ready | Missed | Release | Pressed | Leave
-)
+    Begin | Hello | Verdict | Share | Started | Failed | Fetch | Ready | Missed | Release | Pressed
+    | Steal | Asked | Answered | Stolen | Leave
+)  # fmt: skip
 _KINDS: tuple[type[Message], ...] = (
-    Begin, Hello, Verdict, Share, Started, Failed, Fetch, Ready, Missed, Release, Pressed, Leave
+    Begin, Hello, Verdict, Share, Started, Failed, Fetch, Ready, Missed, Release, Pressed,
+    Steal, Asked, Answered, Stolen, Leave,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _INTEGERS = {kind: tuple(f.name for f in dataclasses.fields(kind) if f.name != "text") for kind in _KINDS}
@@ -130,7 +172,7 @@ def encode(message: Message) -> bytes:
     """The packet of a message."""
     kind = type(message)
     numbers = [getattr(message, name) for name in _INTEGERS[kind]]
-    packet = _NUMBERS.pack(_CODES[kind], *numbers, *(0,) * (4 - len(numbers)))
+    packet = _NUMBERS.pack(_CODES[kind], *numbers, *(0,) * (5 - len(numbers)))
     return packet + getattr(message, "text", "").encode("utf-8", "surrogateescape")
 
 

@@ -1,0 +1,253 @@
+"""The shuffled view: names in, samples out, each sample once per pass over all mounts (S2 to S7).
+
+Composes the plan, the queues and the binder of `order/` with what they leave out: threads of the machine, the clock,
+and the messages by which a rank whose queue is empty takes from the others.
+
+**Threading.** The trio thread; large queues are computed in a worker. After every await that may take a sample the
+binder is asked again: another task may have bound the name meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from deepiofs.dataset.manifest import Manifest
+from deepiofs.order.binder import UNKNOWN_THREAD, Binder, Binding
+from deepiofs.order.plan import Plan
+from deepiofs.order.queues import Answer, Draw, GroupQueues, Reply, victim_order
+
+log = logging.getLogger(__name__)
+
+# Below this a queue is computed at once (a millisecond); above, in a worker thread.
+_INLINE_SAMPLES = 20_000
+_VICTIMS_AT_ONCE = 3
+# A lookup whose open has not followed within this does not hold up the end of a pass.
+_STALE_S = 1.0
+
+Ask = Callable[[int, int, int], Awaitable[Answer | None]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Roster:
+    """Which samples there are: columns as in `dataset.samples.Samples`, and the group of each."""
+
+    of_row: npt.NDArray[np.int32]
+    first: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.uint32]
+    group: npt.NDArray[np.int32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bound:
+    """What an open binds: keep with the handle. row: whose bytes. draws: whether this open is a draw."""
+
+    binding: Binding
+    row: int
+    draws: bool
+    position: int  # of the draw in this mount
+    keep_cache: bool
+    announced: bool  # whether the lookup before told the kernel this size
+
+    @property
+    def number(self) -> int:
+        """The pass that the sample is drawn in."""
+        return self.binding.draw.number
+
+
+class Shuffle:
+    """The remapping of one mount."""
+
+    def __init__(
+        self, manifest: Manifest, roster: Roster, plan: Plan, *, rank: int, n_ranks: int, seed: int, ask: Ask
+    ) -> None:
+        """ask: (rank, group, pass) to that rank's answer, None if it does not come in time."""
+        self.plan = plan
+        self._manifest, self._rank, self._n_ranks, self._seed, self._ask = manifest, rank, n_ranks, seed, ask
+        self._sample_of, self._group_of = roster.of_row.data, roster.group.data
+        self._first, self._rows = roster.first.data, roster.rows.data
+        self._binder = Binder(self._give_back)
+        self._queues: dict[int, GroupQueues] = {}
+        self._computed: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
+        self._stealing: dict[int, trio.Event] = {}
+        self._changed = trio.Event()
+        self._base = 0
+        self.number = 0
+        self.draws = 0
+        self.steals = 0
+
+    def covers(self, row: int) -> bool:
+        """Whether the name of a row is shuffled."""
+        sample = self._sample_of[row]
+        return sample >= 0 and self._group_of[sample] >= 0
+
+    def peek(self, row: int) -> int:
+        """The row whose bytes a name stands for now; its own if it stands for nothing."""
+        binding = self._binder.peek(self._sample_of[row])
+        return row if binding is None else self._member(binding.draw.sample, self._member_of(row))
+
+    async def look(self, thread: int, row: int) -> int:
+        """The row whose bytes an open of this name by this thread would read: reserves, does not draw (S6)."""
+        binding = self._look(thread, row)
+        while binding is None:
+            draw = await self._take(self._group_of[self._sample_of[row]])
+            # Nothing is awaited from here on.
+            binding = self._look(thread, row)
+            if binding is None:
+                binding = self._reserve(thread, row, draw)
+            else:
+                self._give_back(draw)
+        return self._member(binding.draw.sample, self._member_of(row))
+
+    async def open(self, thread: int, row: int) -> Bound:
+        """Bind a name for a handle; draws unless the sample was drawn before."""
+        name, member = self._sample_of[row], self._member_of(row)
+        opened = self._binder.open(thread, name, member)
+        announced = opened is not None
+        while opened is None:  # revoked between lookup and open, or opened without a lookup
+            await self.look(thread, row)
+            opened = self._binder.open(thread, name, member)
+        binding, draws, known = opened
+        if draws:
+            self.draws += 1
+            self.number = max(self.number, binding.draw.number)
+            self._change()
+        row = self._member(binding.draw.sample, member)
+        return Bound(binding, row, draws, self.draws - 1, known, announced)
+
+    def close(self, bound: Bound) -> None:
+        """The handle is gone."""
+        self._binder.close(bound.binding)
+
+    def asked(self, group: int, number: int) -> Answer:
+        """Another rank asks for an entry of a pass (S7)."""
+        if not 0 <= group < self.plan.n_groups:
+            return Answer(Reply.EMPTY)
+        return self._queues_of(group).asked(number)
+
+    def stolen(self, rank: int, group: int, number: int, answer: Answer) -> None:
+        """An answer came, in time or late."""
+        if answer.reply is Reply.SAMPLE:
+            self.steals += 1
+        self._queues_of(group).answered(rank, number, answer)
+        self._change()
+
+    def begin(self, number: int) -> None:
+        """Start a pass on this mount, in all groups."""
+        self._binder.forget_reservations()
+        self._computed.clear()
+        self._base = self.number = number
+        for queues in self._queues.values():
+            queues.begin(number)
+        self._change()
+
+    def _look(self, thread: int, row: int) -> Binding | None:
+        return self._binder.look(thread, self._sample_of[row], self._member_of(row), trio.current_time())
+
+    def _reserve(self, thread: int, row: int, draw: Draw) -> Binding:
+        name = self._sample_of[row]
+        members = self._first[name + 1] - self._first[name]
+        return self._binder.reserve(thread, name, draw, members, trio.current_time())
+
+    def _give_back(self, draw: Draw) -> None:
+        self._queues[draw.group].give_back(draw)
+        self._change()
+
+    def _member_of(self, row: int) -> int:
+        """The place of a file in its sample."""
+        first = self._first[self._sample_of[row]]
+        place = 0
+        while self._rows[first + place] != row:
+            place += 1
+        return place
+
+    def _member(self, sample: int, member: int) -> int:
+        return int(self._rows[self._first[sample] + member])
+
+    async def _take(self, group: int) -> Draw:
+        """The next sample for this mount: its own queue's, then the others', then the next pass's."""
+        while True:
+            await self._compute(group)
+            queues = self._queues_of(group)
+            draw = queues.take()
+            if draw:
+                return draw
+            if victims := queues.victims(victim_order(self._rank, self._n_ranks, queues.current, group, self._seed)):
+                await self._steal(group, victims[:_VICTIMS_AT_ONCE])
+            elif not await self._reclaim(group):
+                queues.advance()
+
+    async def _steal(self, group: int, victims: list[int]) -> None:
+        """Ask several at once; one task per group asks, the others wait for what it brings."""
+        if group in self._stealing:
+            await self._stealing[group].wait()
+            return
+        event = self._stealing[group] = trio.Event()
+        try:
+            number = self._queues_of(group).current
+            async with trio.open_nursery() as nursery:
+                for rank in victims:
+                    nursery.start_soon(self._ask_one, rank, group, number)
+        finally:
+            del self._stealing[group]
+            event.set()
+
+    async def _ask_one(self, rank: int, group: int, number: int) -> None:
+        if await self._ask(rank, group, number) is None:
+            self._queues_of(group).give_up(rank)
+
+    async def _reclaim(self, group: int) -> bool:
+        """At the end of a pass: what threads have looked up and not opened is part of it still.
+
+        True if there may be something to take now; waits until a lookup is opened, given back, or stale.
+        """
+        draws = self._binder.revoke(group, _is_stale)
+        for draw in draws:
+            self._give_back(draw)
+        if draws or not self._binder.reservations(group):
+            return bool(draws)
+        with trio.move_on_after(_STALE_S / 10):
+            await self._changed.wait()
+        return True
+
+    async def _compute(self, group: int) -> None:
+        """Have a large queue ready before it is needed in the trio thread."""
+        number = self._queues[group].current if group in self._queues else self._base
+        if (group, number) in self._computed or self.plan.group_size(group) <= _INLINE_SAMPLES:
+            return
+        order = await trio.to_thread.run_sync(self.plan.queue, self._rank, group, number)
+        self._computed = {key: value for key, value in self._computed.items() if key[0] != group}
+        self._computed[group, number] = order
+
+    def _queues_of(self, group: int) -> GroupQueues:
+        queues = self._queues.get(group)
+        if queues is None:
+            queues = GroupQueues(group, self._rank, self._n_ranks, lambda number: self._load(group, number))
+            queues.current = self._base
+            self._queues[group] = queues
+        return queues
+
+    def _load(self, group: int, number: int) -> npt.NDArray[np.uint32]:
+        order = self._computed.get((group, number))
+        return self.plan.queue(self._rank, group, number) if order is None else order
+
+    def _change(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+
+def _is_stale(binding: Binding) -> bool:
+    """Looked up a while ago, or by threads that are gone."""
+    if trio.current_time() - binding.since > _STALE_S:
+        return True
+    return UNKNOWN_THREAD not in binding.lookers and not any(map(_lives, binding.lookers))
+
+
+def _lives(thread: int) -> bool:
+    return Path(f"/proc/{thread}").exists()

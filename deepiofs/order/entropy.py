@@ -1,0 +1,103 @@
+"""Ordering entropy: how much of a full shuffle's randomness an order has, and what exchange a bound asks for.
+
+N samples, M nodes, n = N/M each. By the chain rule the entropy of an order is the sum over draws of log2(choices).
+
+    full shuffle                     H = log2(N!)
+    each node its own samples        H = M log2(n!)
+    a sample leaves with chance q    H = M log2(n!) + N (h(q) + q log2(M - 1)), at most log2(N!)
+
+`relative` to the full shuffle is DESIGN's E. DeepIO's randomization level (MASCOTS 2018, section IV) is reported
+beside it; it is no bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+_LN2 = math.log(2)
+_STEPS = 60  # halvings of the interval: q to the last bit of a float
+
+
+def log2_factorial(n: float) -> float:
+    """log2(n!), for real n by the gamma function."""
+    return math.lgamma(n + 1) / _LN2
+
+
+def binary_entropy(q: float) -> float:
+    """Bits of a coin that falls one way with probability q."""
+    return 0.0 if q in (0.0, 1.0) else -q * math.log2(q) - (1 - q) * math.log2(1 - q)
+
+
+def ordering_entropy(n_samples: int, n_nodes: int, q: float) -> float:
+    """E of an order where each sample leaves its home node with probability q, to one of the others at random."""
+    full = log2_factorial(n_samples)
+    if full == 0 or n_nodes == 1:
+        return 1.0
+    local = n_nodes * log2_factorial(n_samples / n_nodes)
+    return min(local + n_samples * _exchange_bits(n_nodes, q), full) / full
+
+
+def full_exchange(n_nodes: int) -> float:
+    """The q of a full shuffle: a sample stays at home by chance only."""
+    return (n_nodes - 1) / n_nodes
+
+
+def least_exchange(n_samples: int, n_nodes: int, bound: float) -> float:
+    """The least q with E >= bound; for a bound of 1 a full shuffle's, and never more."""
+    low, high = 0.0, full_exchange(n_nodes)
+    if bound >= 1:
+        return high
+    if ordering_entropy(n_samples, n_nodes, 0.0) >= bound:
+        return 0.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if ordering_entropy(n_samples, n_nodes, middle) >= bound:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def randomization_level(n_samples: int, block: int) -> float:
+    """DeepIO's RL = h(N/m) / h(N) of a shuffle of blocks of m samples, with h(n) = sum over k <= n of log2(k)/k."""
+    return _deepio_sum(n_samples // block) / _deepio_sum(n_samples)
+
+
+def batch_entropy(n_samples: int, n_nodes: int, q: float, batch: int) -> float:
+    """Entropy of which samples meet in which global batch, relative to a full shuffle's.
+
+    Batches are sets: the order within one does not count. Each node gives batch/M samples to every batch.
+    """
+    full = _partition_bits(n_samples, batch)
+    if full <= 0 or n_nodes == 1:
+        return 1.0
+    local = n_nodes * _partition_bits(n_samples / n_nodes, batch / n_nodes)
+    return min(max(local, 0.0) + n_samples * _exchange_bits(n_nodes, q), full) / full
+
+
+def neighbour_entropy(order: npt.NDArray[np.int64]) -> float:
+    """Bits of the distribution of differences between neighbours, modulo the number of samples.
+
+    order: int64 (n,), a permutation of 0..n-1. As in the simulator of MosaicML streaming (shuffle quality).
+    """
+    steps = np.diff(order) % len(order)
+    shares = np.unique(steps, return_counts=True)[1] / max(len(steps), 1)
+    return float(-(shares * np.log2(shares)).sum()) + 0.0
+
+
+def _exchange_bits(n_nodes: int, q: float) -> float:
+    """Bits per sample of whether it leaves, and where to."""
+    return binary_entropy(q) + (q * math.log2(n_nodes - 1) if n_nodes > 1 else 0.0)
+
+
+def _partition_bits(n_samples: float, batch: float) -> float:
+    """Bits of a partition into a sequence of batches."""
+    return log2_factorial(n_samples) - n_samples / batch * log2_factorial(batch)
+
+
+def _deepio_sum(n: int) -> float:
+    k = np.arange(1, n + 1)
+    return float((np.log2(k) / k).sum())

@@ -1,0 +1,165 @@
+"""The plan of a pass: one queue per (rank, group), of samples in the order in which the rank serves them.
+
+For a group: each node's slots hold its own samples. A random subset of each node's slots, `pooled` of them, gives
+its samples up; the given-up samples are permuted uniformly over the slots they left, so sizes stay equal. Then each
+node's slots are shuffled and dealt to its ranks.
+
+A pooled sample falls back to its own node with chance 1/M, so for a sample to *leave* with probability q the pooled
+share is q M/(M-1).
+
+Everything is computed per group when it is first needed, in arrays: no loop over samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from deepiofs.order.entropy import full_exchange, least_exchange, ordering_entropy
+
+Ids = npt.NDArray[np.uint32]
+Ints = npt.NDArray[np.int64]
+
+
+class _Purpose(enum.IntEnum):
+    """Random streams of one (seed, pass, group)."""
+
+    POOL = 0
+    NODE = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Membership:
+    """Who holds which samples, and what is interchangeable. The same on every rank.
+
+    group: int32 (n_samples,), negative for samples that are not shuffled. owner: int32 (n_samples,), the rank that a
+    sample is dealt to. node: int32 (n_ranks,), the node of each rank.
+    """
+
+    group: npt.NDArray[np.int32]
+    owner: npt.NDArray[np.int32]
+    node: npt.NDArray[np.int32]
+
+    @property
+    def n_groups(self) -> int:
+        return int(self.group.max(initial=-1)) + 1
+
+    @property
+    def n_nodes(self) -> int:
+        return int(self.node.max(initial=0)) + 1
+
+
+class Plan:
+    """All passes of a mount.
+
+    **Threading.** Pure after construction; `queue` may be called from any thread.
+    """
+
+    def __init__(self, membership: Membership, seed: int, entropy: float) -> None:
+        self._seed = seed
+        self.entropy_bound = entropy
+        self.n_nodes = membership.n_nodes
+        self._node = membership.node
+        # Ranks of a node are neighbours in the order of (node, rank): slots of a node are one range.
+        self._ranks = np.lexsort((np.arange(len(self._node)), self._node))
+        self._turn = np.empty(len(self._node), np.int64)
+        self._turn[self._ranks] = np.arange(len(self._node))
+        keys = self._keys(membership)
+        # One stable sort of one small key: 100 million samples stay below 4 GB.
+        order = np.argsort(keys, kind="stable")[: int((membership.group >= 0).sum())]
+        self._samples: Ids = order.astype(np.uint32)
+        del order
+        keys = keys[self._samples]
+        self._first = np.searchsorted(keys, np.arange(membership.n_groups + 1) * len(self._node))
+        self._turns = (keys % len(self._node)).astype(np.uint32)
+
+    def _keys(self, membership: Membership) -> npt.NDArray[Any]:
+        """What samples are sorted by: group, then the owner's turn; those that are not shuffled come last."""
+        small = membership.n_groups * len(self._node) < (1 << 32) - 1
+        word: Any = np.uint32 if small else np.uint64
+        keys = membership.group.astype(word)
+        keys *= word(len(self._node))
+        keys += self._turn.astype(word)[membership.owner]
+        keys[membership.group < 0] = np.iinfo(word).max
+        return keys
+
+    @property
+    def n_groups(self) -> int:
+        return len(self._first) - 1
+
+    def group_size(self, group: int) -> int:
+        """How many samples a group has."""
+        return int(self._first[group + 1] - self._first[group])
+
+    def exchange(self, group: int) -> float:
+        """The probability q that a sample of the group leaves its home node in a pass."""
+        return least_exchange(self.group_size(group), self.n_nodes, self.entropy_bound)
+
+    def planned_entropy(self) -> float:
+        """E of the order as planned: the least over the groups."""
+        sizes = {self.group_size(group) for group in range(self.n_groups)}
+        return min((self._planned(size) for size in sizes), default=1.0)
+
+    def exchange_fraction(self) -> float:
+        """Share of the shuffled samples that leave their node in a pass."""
+        sizes = [self.group_size(group) for group in range(self.n_groups)]
+        q = {size: least_exchange(size, self.n_nodes, self.entropy_bound) for size in set(sizes)}
+        return sum(size * q[size] for size in sizes) / max(sum(sizes), 1)
+
+    def queue(self, rank: int, group: int, number: int) -> Ids:
+        """The samples that a rank serves of a group in pass `number`, in order; uint32."""
+        slots, nodes = self._exchanged(group, number)
+        mine = slots[nodes[self._node[rank]] : nodes[self._node[rank] + 1]]
+        mine = self._random(group, number, _Purpose.NODE, int(self._node[rank])).permutation(mine)
+        begin, end = self._share(group, rank)
+        return mine[begin:end]
+
+    def _exchanged(self, group: int, number: int) -> tuple[Ids, Ints]:
+        """The group's slots after the exchange, by node, and where each node's begin."""
+        part = slice(self._first[group], self._first[group + 1])
+        slots = self._samples[part]
+        nodes = np.searchsorted(self._node[self._ranks][self._turns[part]], np.arange(self.n_nodes + 1))
+        q = self.exchange(group)
+        if q == 0:
+            return slots, nodes
+        random = self._random(group, number, _Purpose.POOL)
+        given_up = _pooled_slots(nodes, min(q / full_exchange(self.n_nodes), 1.0), random)
+        exchanged = slots.copy()
+        exchanged[given_up] = random.permutation(slots[given_up])
+        return exchanged, nodes
+
+    def _share(self, group: int, rank: int) -> tuple[int, int]:
+        """The part of its node's slots that a rank serves: as many as it owns."""
+        turns = self._turns[self._first[group] : self._first[group + 1]]
+        first_of_node = self._turn[self._node == self._node[rank]].min()
+        base, begin, end = np.searchsorted(turns, [first_of_node, self._turn[rank], self._turn[rank] + 1])
+        return int(begin - base), int(end - base)
+
+    def _planned(self, size: int) -> float:
+        return ordering_entropy(size, self.n_nodes, least_exchange(size, self.n_nodes, self.entropy_bound))
+
+    def _random(self, group: int, number: int, purpose: _Purpose, node: int = 0) -> np.random.Generator:
+        # The small numbers are the spawn key: SeedSequence pads its entropy with zeros, where (a, 0) would be (a,).
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(number, group, int(purpose), node))
+        return np.random.Generator(np.random.Philox(sequence))
+
+
+def _pooled_slots(nodes: Ints, share: float, random: np.random.Generator) -> Ids:
+    """Which slots give their sample up: a random `share` of each node's. uint32, ascending within no order.
+
+    nodes: where each node's slots begin. The count is share times size, rounded up or down by chance, so that its
+    mean is exact however small the node's part.
+    """
+    sizes = np.diff(nodes)
+    counts = np.floor(sizes * share + random.random(len(sizes))).astype(np.int64)
+    # One sort for all nodes: a slot's key is its node's number and a random fraction.
+    keys = random.random(int(nodes[-1]))
+    keys += np.repeat(np.arange(len(sizes), dtype=np.uint32), sizes)
+    order = np.argsort(keys).astype(np.uint32)
+    del keys
+    place = np.arange(len(order), dtype=np.uint32) - np.repeat(nodes[:-1], sizes).astype(np.uint32)
+    return order[place < np.repeat(counts, sizes).astype(np.uint32)]

@@ -1,0 +1,155 @@
+"""The queues of one rank: who serves what next, what others may take, and when the next pass begins (S2, S7).
+
+A queue has one writer, its owner. Others ask for the entry at its back by a message; the owner answers with it, with
+"empty", or with "I am in pass p already". So there is no shared counter and no race.
+
+No I/O, no clock. **Invariants.** An entry is in one place: in a queue, or out with whoever took it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+
+Load = Callable[[int], npt.NDArray[np.uint32]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Draw:
+    """A sample taken in a pass of a group."""
+
+    group: int
+    number: int
+    sample: int
+
+
+class Reply(enum.IntEnum):
+    """What an owner answers to one who asks for an entry of a pass."""
+
+    SAMPLE = 0
+    EMPTY = 1
+    AHEAD = 2
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """value: the sample, or for AHEAD the pass that the owner is in."""
+
+    reply: Reply
+    value: int = 0
+
+
+class _Queue:
+    """One pass of one group: a range of the plan's order, and before it what was given back or taken from others."""
+
+    __slots__ = ("_back", "_front", "_order", "_returned")
+
+    def __init__(self, order: npt.NDArray[np.uint32]) -> None:
+        self._order = order.tolist()
+        self._front, self._back = 0, len(self._order)
+        self._returned: list[int] = []
+
+    def __len__(self) -> int:
+        return self._back - self._front + len(self._returned)
+
+    def take_front(self) -> int | None:
+        if self._returned:
+            return self._returned.pop()
+        if self._front == self._back:
+            return None
+        self._front += 1
+        sample: int = self._order[self._front - 1]
+        return sample
+
+    def take_back(self) -> int | None:
+        if self._front < self._back:
+            self._back -= 1
+            sample: int = self._order[self._back]
+            return sample
+        return self._returned.pop(0) if self._returned else None
+
+    def put_front(self, sample: int) -> None:
+        self._returned.append(sample)
+
+
+class GroupQueues:
+    """All passes of one group on one rank. `current` is the pass that its next draw belongs to."""
+
+    def __init__(self, group: int, rank: int, n_ranks: int, load: Load) -> None:
+        """load: the plan's queue of this rank and group for a pass."""
+        self.group, self._rank, self._n_ranks, self._load = group, rank, n_ranks, load
+        self.current = 0
+        self._queues: dict[int, _Queue] = {}
+        self._empty: set[int] = set()
+        self._farthest = 0
+
+    def take(self) -> Draw | None:
+        """The next sample of the earliest pass that has one here; None if this rank's part is drawn."""
+        for number in sorted(self._queues.keys() | {self.current}):
+            if number <= self.current and (sample := self._queue(number).take_front()) is not None:
+                return Draw(self.group, number, sample)
+        return None
+
+    def give_back(self, draw: Draw) -> None:
+        """A draw that was reserved and not used is the next again."""
+        self._queue(draw.number).put_front(draw.sample)
+
+    def victims(self, order: Iterable[int]) -> list[int]:
+        """Of the ranks in the order given, those that may still have entries of the current pass."""
+        return [rank for rank in order if rank != self._rank and rank not in self._empty]
+
+    def answered(self, rank: int, number: int, answer: Answer) -> None:
+        """A rank that was asked has answered, maybe late: what it gave is served all the same."""
+        if answer.reply is Reply.SAMPLE:
+            self._queue(number).put_front(answer.value)
+            return
+        if answer.reply is Reply.AHEAD:
+            self._farthest = max(self._farthest, answer.value)
+        if number == self.current:
+            self._empty.add(rank)
+
+    def give_up(self, rank: int) -> None:
+        """A rank cannot be asked: for this pass it counts as empty."""
+        self._empty.add(rank)
+
+    def asked(self, number: int) -> Answer:
+        """Another rank asks for an entry of pass `number`."""
+        if number >= self.current or number in self._queues:
+            sample = self._queue(number).take_back()
+            if sample is not None:
+                return Answer(Reply.SAMPLE, sample)
+        return Answer(Reply.AHEAD, self.current) if number < self.current else Answer(Reply.EMPTY)
+
+    def advance(self) -> None:
+        """Nobody has an entry of this pass: the next draw belongs to the next, or to the one others are in."""
+        self.begin(max(self.current + 1, self._farthest))
+
+    def begin(self, number: int) -> None:
+        """Start a pass. Entries of earlier ones that are not drawn are given up, except those out with someone."""
+        self.current = number
+        self._empty.clear()
+        self._queues = {n: q for n, q in self._queues.items() if n >= number}
+
+    @property
+    def remaining(self) -> int:
+        """Entries of the current pass here."""
+        return len(self._queue(self.current))
+
+    def _queue(self, number: int) -> _Queue:
+        queue = self._queues.get(number)
+        if queue is None:
+            # Of a pass that is over nothing is left here: only what comes back to it.
+            order = self._load(number) if number >= self.current else np.empty(0, np.uint32)
+            queue = self._queues[number] = _Queue(order)
+        return queue
+
+
+def victim_order(rank: int, n_ranks: int, number: int, group: int, seed: int) -> list[int]:
+    """In which order a rank asks the others, seeded; so that not all ask the same one first."""
+    random = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=(number, group, rank))))
+    ranks: list[int] = random.permutation(n_ranks).tolist()
+    return [other for other in ranks if other != rank]
