@@ -281,6 +281,14 @@ def parse_option_string(text: str) -> dict[str, str]:
     return found
 
 
+def parse_size(text: str) -> int:
+    """Bytes of a size such as `256M` or `4GiB`; OptionError for anything else."""
+    try:
+        return _size(text).bytes
+    except ValueError as error:
+        raise OptionError(f"{text}: {error}") from None
+
+
 def option_rows() -> Iterable[tuple[str, str, str, str]]:
     """(name, values, default, meaning) of each option that can be used, for `--help` and docs/OPTIONS.md."""
     for field in dataclasses.fields(Settings):

@@ -102,6 +102,12 @@ def _index(args: argparse.Namespace) -> int:
     return build(args.source, Settings.from_strings(given_options(args.options)))
 
 
+def _plan(args: argparse.Namespace) -> int:
+    from deepiofs.cli.plan import plan
+
+    return plan(args, Settings.from_strings(given_options(args.options)))
+
+
 def _check(args: argparse.Namespace) -> int:
     from deepiofs.cli.check import check
 
@@ -147,6 +153,18 @@ def _parser() -> argparse.ArgumentParser:
     sub.add_argument("--watch", action="store_true", help="again every second")
     sub = command("index", _index, "build the index file ahead of the jobs", epilog=option_help())
     sub.add_argument("source", metavar="SOURCE")
+    options(sub)
+    sub = command("plan", _plan, "what an ordering costs and gives, before a job is spent on it")
+    sub.add_argument("source", metavar="SOURCE", nargs="?", help="the dataset, or --samples")
+    sub.add_argument("--samples", type=int, metavar="N", help="how many samples, without a dataset")
+    sub.add_argument("--groups", type=int, default=1, metavar="G", help="in how many equal groups (1)")
+    sub.add_argument("--sample-bytes", metavar="SIZE", help="of a sample, without a dataset")
+    sub.add_argument("--nodes", type=int, required=True, metavar="M")
+    sub.add_argument("--ranks-per-node", type=int, default=1, metavar="K", help="(1)")
+    sub.add_argument("--entropy", type=float, default=0.9, metavar="E", help="the bound (0.9)")
+    sub.add_argument("--batch", type=int, default=0, metavar="B", help="global batch size")
+    sub.add_argument("--plot", metavar="FILE", help="draw E against the share read from peers")
+    sub.add_argument("--json", action="store_true", help="the figures as JSON")
     options(sub)
     sub = command("check", _check, "compare a mount with its source, byte for byte")
     sub.add_argument("mountpoint", metavar="MOUNTPOINT")

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 _LN2 = math.log(2)
+_SUMMED = 1_000_000
+_STIELTJES_1 = -0.0728158454836767
 _STEPS = 60  # halvings of the interval: q to the last bit of a float
 
 
@@ -66,6 +68,22 @@ def randomization_level(n_samples: int, block: int) -> float:
     return _deepio_sum(n_samples // block) / _deepio_sum(n_samples)
 
 
+def hybrid_level(n_samples: int, n_nodes: int) -> float:
+    """DeepIO's RL where each of M nodes shuffles its own, M h(N/M) / h(N): it exceeds 1, and so is no bound."""
+    return n_nodes * _deepio_sum(n_samples // n_nodes) / _deepio_sum(n_samples) if n_samples > 1 else 1.0
+
+
+def stolen_share(group_size: float, n_groups: float, n_ranks: int) -> float:
+    """Expected share of draws that a rank takes from another's queue.
+
+    For a random sampler over G equal groups of n: a rank's demand for a group is hypergeometric with mean n/C, its
+    queue has n/C, and what exceeds it is stolen. By the normal approximation that is sigma / sqrt(2 pi).
+    """
+    mean = group_size / n_ranks
+    spread = math.sqrt(mean * (1 - 1 / n_ranks) * (1 - 1 / n_groups))
+    return spread / math.sqrt(2 * math.pi) / mean if mean else 0.0
+
+
 def batch_entropy(n_samples: int, n_nodes: int, q: float, batch: int) -> float:
     """Entropy of which samples meet in which global batch, relative to a full shuffle's.
 
@@ -99,5 +117,8 @@ def _partition_bits(n_samples: float, batch: float) -> float:
 
 
 def _deepio_sum(n: int) -> float:
+    if n > _SUMMED:
+        # Euler-Maclaurin: ln(n)^2/2 + the first Stieltjes constant + ln(n)/2n; the next term is below 1e-12 here.
+        return (math.log(n) ** 2 / 2 + _STIELTJES_1 + math.log(n) / (2 * n)) / _LN2
     k = np.arange(1, n + 1)
     return float((np.log2(k) / k).sum())
