@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from deepiofs.journal import open_journal
 from deepiofs.memory.wire import Begin, Channel, Failed, facts
 from deepiofs.options import Settings
 
+log = logging.getLogger("deepiofs.engine")
+
 # A launcher signals the whole group, but the peers still need this memory: the mount tells when to leave.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -26,7 +29,12 @@ def main() -> None:
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
-    world, in_time = trio.run(_run, channel)
+    try:
+        world, in_time = trio.run(_run, channel)
+    except Exception as error:
+        # The mount sees the socket end and goes on by itself; what went wrong belongs into the log.
+        log.critical("the engine ends: %r", error, exc_info=log.isEnabledFor(logging.DEBUG))
+        os._exit(DeepiofsError.exit_code)
     if world is not None:
         world.leave(in_time)
     os._exit(0)

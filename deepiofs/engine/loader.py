@@ -46,21 +46,35 @@ class Loader:
         self._store, self._board = store, board
         self._place = dict(zip(own.unit, own.at, strict=True))
         self._order = iter(own.unit)
+        self._in_order = False
         self._taken: set[int] = set()
         self._urgent: collections.deque[int] = collections.deque()
         self._waiting: dict[int, trio.Event] = {}
-        self._limiter = trio.CapacityLimiter(WORKERS)
-        board[Counter.OWN_UNITS] += len(own.unit)
-        board[Counter.OWN_BYTES] += int(units.size[own.unit].sum())
+        self._more = trio.Event()
+        self._unfinished = len(own.unit)
+        self.finished = trio.Event()
+        if not own.unit:
+            self.finished.set()
+        board.add(Counter.OWN_UNITS, len(own.unit))
+        board.add(Counter.OWN_BYTES, int(units.size[own.unit].sum()))
 
-    async def load_all(self) -> None:
-        """Return when every own unit is loaded or given up."""
+    async def run(self) -> None:
+        """Load what is asked for, and all once `load_all` was called, until cancelled."""
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
                 nursery.start_soon(self._work)
 
+    async def load_all(self) -> None:
+        """Return when every own unit is loaded or given up."""
+        self._in_order = True
+        self._call_workers()
+        await self.finished.wait()
+
     async def need(self, unit: int) -> bool:
-        """Have an own unit loaded now, before all others; False if the source would not give it."""
+        """Have an own unit loaded now, before all others; False if the source would not give it.
+
+        The load goes on if the caller is cancelled.
+        """
         at = self._place[unit]
         if self._store.state(at) == EMPTY:
             if unit not in self._waiting:
@@ -68,18 +82,29 @@ class Loader:
             event = self._waiting[unit]
             if unit not in self._taken:
                 self._taken.add(unit)
-                await self._load([unit])
+                self._urgent.append(unit)
+                self._call_workers()
             await event.wait()
         return self._store.state(at) == LOADED
 
     async def _work(self) -> None:
-        while batch := self._next_batch():
-            await self._load(batch)
+        while True:
+            more = self._more
+            if batch := self._next_batch():
+                await self._load(batch)
+            else:
+                await more.wait()
+
+    def _call_workers(self) -> None:
+        self._more.set()
+        self._more = trio.Event()
 
     def _next_batch(self) -> list[int]:
+        if self._urgent:
+            return [self._urgent.popleft()]
         batch: list[int] = []
         size = 0
-        for unit in self._order:
+        for unit in self._order if self._in_order else ():
             if unit in self._taken:
                 continue
             self._taken.add(unit)
@@ -90,16 +115,24 @@ class Loader:
         return batch
 
     async def _load(self, batch: list[int]) -> None:
-        await trio.to_thread.run_sync(self._read_batch, batch, limiter=self._limiter, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(self._read_batch, batch, abandon_on_cancel=True)
         for unit in batch:
-            size = int(self._units.size[unit])
-            good = self._store.state(self._place[unit]) == LOADED
-            self._board.add(Counter.LOADED_UNITS if good else Counter.BROKEN_UNITS)
-            if good:
-                self._board.add(Counter.LOADED_BYTES, size)
-                self._board.add(Counter.SOURCE_BYTES, size)
-            if event := self._waiting.pop(unit, None):
+            self._count(unit)
+            event = self._waiting.pop(unit, None)
+            if event is not None:
                 event.set()
+        self._unfinished -= len(batch)
+        if not self._unfinished:
+            self.finished.set()
+
+    def _count(self, unit: int) -> None:
+        if self._store.state(self._place[unit]) != LOADED:
+            self._board.add(Counter.BROKEN_UNITS)
+            return
+        size = int(self._units.size[unit])
+        self._board.add(Counter.LOADED_UNITS)
+        self._board.add(Counter.LOADED_BYTES, size)
+        self._board.add(Counter.SOURCE_BYTES, size)
 
     def _read_batch(self, batch: list[int]) -> None:
         """Read and publish; extents of one file that come together share its descriptor."""

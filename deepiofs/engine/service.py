@@ -58,8 +58,8 @@ class Service:
             if self._world.size > 1:
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._unmap_when_idle)
-            if self._settings.warm != "demand":
-                nursery.start_soon(self._warm)
+            nursery.start_soon(self._loader.run)
+            nursery.start_soon(self._warm)
             await self._serve_mount(nursery)
             self._relay.mount_is_gone = True
             in_time = await self._linger()
@@ -97,7 +97,10 @@ class Service:
 
     async def _warm(self) -> None:
         started = time.monotonic()
-        await self._loader.load_all()
+        if self._settings.warm == "demand":
+            await self._loader.finished.wait()
+        else:
+            await self._loader.load_all()
         await self._load_replicas()
         log.info("rank %d loaded its part in %.1f s", self._world.rank, time.monotonic() - started)
         await _passed(self._peers.enter_warm())

@@ -77,6 +77,7 @@ class Shuffle:
         self._computed: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
         self._stealing: dict[int, trio.Event] = {}
         self._changed = trio.Event()
+        self._awaited = 0
         self._base = 0
         self.number = 0
         self.draws = 0
@@ -162,7 +163,7 @@ class Shuffle:
     def _member_of(self, row: int) -> int:
         """The place of a file in its sample."""
         first = self._first[self._sample_of[row]]
-        place = 0
+        place = 0  # most samples are one file
         while self._rows[first + place] != row:
             place += 1
         return place
@@ -172,9 +173,10 @@ class Shuffle:
 
     async def _take(self, group: int) -> Draw:
         """The next sample for this mount: its own queue's, then the others', then the next pass's."""
+        queues = self._queues_of(group)
         while True:
-            await self._compute(group)
-            queues = self._queues_of(group)
+            if not queues.is_loaded:
+                await self._compute(group)
             draw = queues.take()
             if draw:
                 return draw
@@ -212,13 +214,17 @@ class Shuffle:
             self._give_back(draw)
         if draws or not self._binder.reservations(group):
             return bool(draws)
-        with trio.move_on_after(_STALE_S / 10):
-            await self._changed.wait()
+        self._awaited += 1
+        try:
+            with trio.move_on_after(_STALE_S / 10):
+                await self._changed.wait()
+        finally:
+            self._awaited -= 1
         return True
 
     async def _compute(self, group: int) -> None:
         """Have a large queue ready before it is needed in the trio thread."""
-        number = self._queues[group].current if group in self._queues else self._base
+        number = self._queues[group].current
         if (group, number) in self._computed or self.plan.group_size(group) <= _INLINE_SAMPLES:
             return
         order = await trio.to_thread.run_sync(self.plan.queue, self._rank, group, number)
@@ -238,8 +244,10 @@ class Shuffle:
         return self.plan.queue(self._rank, group, number) if order is None else order
 
     def _change(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
+        """Wake who waits for the end of a pass; nearly always nobody does."""
+        if self._awaited:
+            self._changed.set()
+            self._changed = trio.Event()
 
 
 def _is_stale(binding: Binding) -> bool:

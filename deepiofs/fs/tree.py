@@ -86,7 +86,7 @@ class Tree:
         """
         own = self.attributes(node)
         size = self.manifest.size_of[bound]
-        return dataclasses.replace(own, nlink=1, size=size, valid_s=SIZE_VALID_S, name_valid_s=0.0)
+        return Attributes(node, own.mode, 1, own.uid, own.gid, size, own.mtime_ns, SIZE_VALID_S, 0.0)
 
     def attributes(self, node: int) -> Attributes:
         """Attributes of a dataset node with its own bytes."""

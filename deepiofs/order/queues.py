@@ -89,8 +89,16 @@ class GroupQueues:
 
     def take(self) -> Draw | None:
         """The next sample of the earliest pass that has one here; None if this rank's part is drawn."""
-        for number in sorted(self._queues.keys() | {self.current}):
-            if number <= self.current and (sample := self._queue(number).take_front()) is not None:
+        if len(self._queues) > 1 and (draw := self._take_earlier()):
+            return draw
+        sample = self._queue(self.current).take_front()
+        return None if sample is None else Draw(self.group, self.current, sample)
+
+    def _take_earlier(self) -> Draw | None:
+        """What came back to a pass that is over: it is late already."""
+        for number in sorted(number for number in self._queues if number < self.current):
+            sample = self._queues[number].take_front()
+            if sample is not None:
                 return Draw(self.group, number, sample)
         return None
 
@@ -133,6 +141,11 @@ class GroupQueues:
         self.current = number
         self._empty.clear()
         self._queues = {n: q for n, q in self._queues.items() if n >= number}
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the current pass's queue is computed."""
+        return self.current in self._queues
 
     @property
     def remaining(self) -> int:

@@ -20,8 +20,9 @@ import numpy as np
 
 from deepiofs.dataset.index_file import load_index, save_index
 from deepiofs.dataset.manifest import Manifest, build_columns
+from deepiofs.dataset.samples import find_samples, group_samples
 from deepiofs.memory import columns_segment
-from deepiofs.memory.placement import Units, place
+from deepiofs.memory.placement import Units, deal_samples, place
 
 _PER_DIRECTORY = 1000
 _RANKS = 8
@@ -44,7 +45,7 @@ def build(path: str, n_files: int) -> None:
     facts = {"parent": parent, "size": size, "mtime_ns": zeros, "mode": mode, "uid": zeros, "gid": zeros}
     facts["nlink"] = np.ones(n, np.int64)
     identity = np.stack([zeros, np.arange(n)], axis=1)
-    meta = {"selection": {"include": [], "exclude": [], "links": "follow"}, "left_out": {}, "samples": n_files}
+    meta = {"selection": {"include": [], "exclude": [], "links": "follow"}, "left_out": {}}
     save_index(path, columns_segment.create("bench", meta, build_columns(names, facts, identity)).view)
 
 
@@ -58,7 +59,9 @@ def reload(path: str) -> None:
     manifest = Manifest(*columns_segment.read(segment))
     loaded = time.perf_counter() - started
     units = Units.of(manifest)
-    placement = place(manifest, units, [1 << 40] * _RANKS)
+    samples = find_samples(manifest)
+    group = group_samples(manifest, samples, "off")
+    placement = place(manifest, units, samples, deal_samples(manifest, samples, group, _RANKS), [1 << 40] * _RANKS)
     placed = time.perf_counter() - started
     rows = np.random.default_rng(1).integers(1, manifest.n_rows, _LOOKUPS).tolist()
     paths = [manifest.path(row) for row in rows]

@@ -1,0 +1,1 @@
+"""The shuffled view under real readers: unmodified frameworks, real mounts, real ranks."""
