@@ -110,7 +110,7 @@ class EngineProcess:
         received = await self.channel.receive()
         if received is None:
             raise EngineLostError(
-                f"the engine ended during start-up (exit status {self.process.wait()}); see its output"
+                f"the engine ended during start-up (exit status {self.process.wait()}); its log= or -f shows why"
             )
         message, fd = received
         if isinstance(message, Failed):

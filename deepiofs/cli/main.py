@@ -61,9 +61,10 @@ def mount(source: str, mountpoint: str, options: dict[str, str], foreground: boo
     settings = Settings.from_strings(options)
     from deepiofs.cli import mount as mounting
     from deepiofs.cli.daemon import detach
-    from deepiofs.engine.world import launched_size
+    from deepiofs.engine.world import launched
 
-    background = not foreground and (settings.mpi == "off" or launched_size() == 1)
+    # A launcher waits for the process that it started, and signals it: it must not go to the background.
+    background = not foreground and (settings.mpi == "off" or not launched())
     log = {"log": os.path.abspath(settings.log)} if settings.log else {}
     index = {"index": os.path.abspath(settings.index)} if settings.index else {}
     order = {"order_log": os.path.abspath(settings.order_log)} if settings.order_log else {}

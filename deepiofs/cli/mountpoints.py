@@ -19,7 +19,7 @@ from pathlib import Path
 from deepiofs.errors import DeepiofsError, FuseUnavailableError, MountPointError
 
 FSTYPE = "fuse.deepiofs"
-_MNT_DETACH = 2
+_MNT_FORCE, _MNT_DETACH = 1, 2
 _FUSERMOUNT_S = 10
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
@@ -59,9 +59,12 @@ def _topmost(place: str) -> Mounted | None:
 
 
 def is_dead(path: str) -> bool:
-    """Whether the process behind a FUSE mount is gone."""
+    """Whether the process behind a FUSE mount is gone.
+
+    Asked by statvfs(3): the kernel answers stat(2) of the root by itself, as it may keep those attributes.
+    """
     try:
-        os.stat(path)
+        os.statvfs(path)
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
@@ -97,11 +100,12 @@ def prepare_mountpoint(path: str) -> str:
 def unmount(path: str, lazy: bool = False) -> None:
     """Take the topmost mount at a path away; root by umount2(2), others by fusermount3(1).
 
-    lazy: also while files are open. DeepiofsError if it is busy or may not be unmounted.
+    lazy: also while files are open, and by force: readers of a process that hangs get ENOTCONN. DeepiofsError if it
+    is busy or may not be unmounted.
     """
     if os.geteuid() == 0:
         libc = ctypes.CDLL(None, use_errno=True)
-        if libc.umount2(os.fsencode(canonical(path)), _MNT_DETACH if lazy else 0) != 0:
+        if libc.umount2(os.fsencode(canonical(path)), _MNT_FORCE | _MNT_DETACH if lazy else 0) != 0:
             number = ctypes.get_errno()
             busy = "; programs have files or their working directory there" if number == errno.EBUSY else ""
             raise DeepiofsError(f"cannot unmount {path}: {os.strerror(number)}{busy}")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from deepiofs.cli.mountpoints import FSTYPE, is_dead, mounted_at, unmount
+from deepiofs.cli.inspect import read_stats
+from deepiofs.cli.mountpoints import FSTYPE, mounted_at, unmount
 from deepiofs.errors import EXIT_OK, DeepiofsError
 
 _END_S = 10.0
@@ -36,18 +35,14 @@ def umount_one(mountpoint: str) -> None:
         return
     if here.fstype != FSTYPE:
         raise DeepiofsError(f"{mountpoint} is a mount of {here.fstype}, not of deepiofs")
-    pid = None if is_dead(mountpoint) else _lone_process(mountpoint)
-    unmount(mountpoint, lazy=is_dead(mountpoint))
-    if pid is not None:
-        _wait_until_gone(pid)
-
-
-def _lone_process(mountpoint: str) -> int | None:
-    """The process of a mount of one rank; with more, it lingers for its peers."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        stats = json.loads(Path(mountpoint, ".deepiofs/stats").read_text())
-        return int(stats["pid"]) if stats["size"] == 1 else None
-    return None
+    try:
+        stats = read_stats(mountpoint)
+    except DeepiofsError:  # it is dead, hangs, or lets this user not look into it
+        unmount(mountpoint, lazy=True)
+        return
+    unmount(mountpoint)
+    if stats["size"] == 1:  # the processes of more linger for their peers
+        _wait_until_gone(stats["pid"])
 
 
 def _wait_until_gone(pid: int) -> None:

@@ -36,8 +36,15 @@ _NAMES_PER_TASK = 512
 _FACTS = 9
 _MODE, _SIZE, _MTIME, _UID, _GID, _NLINK, _DEV, _INO, _LINKED = range(_FACTS)
 # In place of a mode: why a name is left out.
-_DANGLING, _LOOPING, _SKIPPED_LINK, _VANISHED = -1, -2, -3, -4
-_REASONS = {_DANGLING: "dangling", _LOOPING: "looping", _SKIPPED_LINK: "links", _VANISHED: "vanished"}
+_DANGLING, _LOOPING, _SKIPPED_LINK, _VANISHED, _UNREADABLE = -1, -2, -3, -4, -5
+_REASONS = {
+    _DANGLING: "dangling",
+    _LOOPING: "looping",
+    _SKIPPED_LINK: "links",
+    _VANISHED: "vanished",
+    _UNREADABLE: "unreadable links",
+}
+_LINK_ERRORS = {errno.ENOENT: _DANGLING, errno.ENOTDIR: _DANGLING, errno.ELOOP: _LOOPING}
 
 OpenDirectory = Callable[[bytes], int]
 Chunk = tuple[bytes, list[bytes]]
@@ -135,6 +142,10 @@ def _facts(fd: int, name: bytes, follow: bool) -> tuple[int, ...]:
         now = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return (_VANISHED,) + (0,) * (_FACTS - 1)
+    except OSError as error:
+        raise SourceError(
+            f"cannot look at {os.fsdecode(name)}: {error.strerror}; make it readable or exclude it"
+        ) from None
     linked = stat.S_ISLNK(now.st_mode)
     if linked:
         if not follow:
@@ -142,7 +153,7 @@ def _facts(fd: int, name: bytes, follow: bool) -> tuple[int, ...]:
         try:
             now = os.stat(name, dir_fd=fd)
         except OSError as error:
-            why = _LOOPING if error.errno == errno.ELOOP else _DANGLING
+            why = _LINK_ERRORS.get(error.errno or 0, _UNREADABLE)
             return (why,) + (0,) * (_FACTS - 1)
     return (
         now.st_mode, now.st_size, now.st_mtime_ns, now.st_uid, now.st_gid, now.st_nlink, now.st_dev, now.st_ino, linked

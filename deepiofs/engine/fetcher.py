@@ -9,8 +9,9 @@ places of gets under way belong to their task, or after it to the get's `when_do
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -73,18 +74,22 @@ class Fetcher:
         self._room = trio.Event()
         self._asked: dict[int, _Answer] = {}
         self._woken: dict[int, float] = {}
+        self._at_peer: set[int] = set()  # what a peer is to answer for now
 
     async def fetch(self, unit: int) -> None:
         """Answer one `Fetch`."""
         at: int | None = None
         with trio.move_on_after(self._timeout_s) as limit:
             at = await self.obtain(unit)
-        if limit.cancelled_caught:
+        if limit.cancelled_caught and unit in self._at_peer:
+            self._at_peer.discard(unit)
             self._late(self._home[unit])
         await self._send(Missed(unit) if at is None else Ready(unit, at))
 
     async def obtain(self, unit: int) -> int | None:
         """Where the unit is readable now, IN_NODE or a place in staging; None if memory does not have it."""
+        if unit in self._staged:
+            return self._staged[unit]
         home = self._home[unit]
         if home == NOWHERE:
             return None
@@ -96,7 +101,10 @@ class Fetcher:
             return None
         if home in self._stores:
             return IN_NODE if await self._have_loaded(home, unit) else None
-        return await self._from_peer(home, unit)
+        at = await self._from_peer(home, unit)
+        if at is not None:
+            self._staged[unit] = at
+        return at
 
     def release(self, unit: int) -> None:
         """The mount needs a staged unit no longer."""
@@ -104,12 +112,17 @@ class Fetcher:
         if at is not None:
             self._give_back(at)
 
-    async def staged_copy(self, unit: int) -> memoryview | None:
-        """A unit got from its home, header included, until `release`; for replicas."""
-        at = await self.obtain(unit)
-        if at is None or at == IN_NODE:
-            return None
-        return self._staging.view[at : at + HEADER_BYTES + int(self._units.size[unit])]
+    @contextlib.asynccontextmanager
+    async def borrowed(self, unit: int) -> AsyncIterator[memoryview | None]:
+        """A unit got from its home, header included, inside the block only; for replicas. None if it cannot be had."""
+        home = self._home[unit]
+        at = await self._from_peer(home, unit) if self.suspects.may_ask(home) else None
+        try:
+            size = int(self._units.size[unit])
+            yield None if at is None else self._staging.view[at : at + HEADER_BYTES + size]
+        finally:
+            if at is not None:
+                self._give_back(at)
 
     def on_note(self, rank: int, note: Note, start_soon: Callable[..., None]) -> None:
         """A peer's note arrived."""
@@ -122,6 +135,7 @@ class Fetcher:
         self._count_suspects()
 
     async def _from_peer(self, home: int, unit: int) -> int | None:
+        """A place in staging with the whole, genuine unit, lent to the caller."""
         size = int(self._units.size[unit])
         if span(size) > self._arena.size:
             return None
@@ -133,7 +147,6 @@ class Fetcher:
                 return None
             _, state, _ = split(view)
             if state == LOADED and ((warm and not self._verify) or genuine(view)):
-                self._staged[unit] = at
                 return at
             self._give_back(at)
             if state == BROKEN or (state == EMPTY and not await self._have_loaded(home, unit)):
@@ -147,11 +160,13 @@ class Fetcher:
         """One get into `view`; False if MPI failed. If cancelled, the place stays lent until MPI is done."""
         self._wake(home)
         get = self._peers.get(home, self._at[unit], view)
+        self._at_peer.add(unit)
         try:
             await get.done.wait()
         except trio.Cancelled:
             self._quarantine(get, at)
             raise
+        self._at_peer.discard(unit)
         if get.error:
             log.warning("MPI failed to get from rank %d: %s", home, get.error)
             self._board.add(Counter.MPI_ERRORS)
@@ -174,10 +189,12 @@ class Fetcher:
             answer = self._asked[unit] = _Answer()
             self._wake(home)
             self._peers.send(home, Note(NoteKind.LOAD, unit))
+        self._at_peer.add(unit)
         try:
             await answer.event.wait()
         finally:
             self._asked.pop(unit, None)
+        self._at_peer.discard(unit)
         return answer.good
 
     async def _load_for(self, rank: int, unit: int) -> None:

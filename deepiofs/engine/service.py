@@ -20,7 +20,7 @@ from deepiofs.engine.stealing import StealRelay
 from deepiofs.engine.world import World
 from deepiofs.errors import EngineLostError
 from deepiofs.memory.board import Counter
-from deepiofs.memory.store import EMPTY, HEADER_BYTES, split
+from deepiofs.memory.store import HEADER_BYTES, split
 from deepiofs.memory.wire import Answered, Channel, Fetch, Leave, Message, Release, Steal
 from deepiofs.options import Settings
 
@@ -124,17 +124,15 @@ class Service:
                 nursery.start_soon(work)
 
     async def _load_replica(self, unit: int, at: int) -> None:
-        copy: memoryview | None = None
         with trio.move_on_after(self._settings.timeout):
-            copy = await self._fetcher.staged_copy(unit)
-        if copy is None or self._store.state(at) != EMPTY:
-            return  # the node reads this unit from its home, or from the source
-        size = len(copy) - HEADER_BYTES
-        self._store.data(at, size)[:] = split(copy)[2]
-        self._store.publish(at, size)
-        self._fetcher.release(unit)
-        self._rank.board.add(Counter.LOADED_UNITS)
-        self._rank.board.add(Counter.LOADED_BYTES, size)
+            async with self._fetcher.borrowed(unit) as copy:
+                if copy is None:
+                    return  # the node reads this unit from its home, or from the source
+                size = len(copy) - HEADER_BYTES
+                self._store.data(at, size)[:] = split(copy)[2]
+                self._store.publish(at, size)
+                self._rank.board.add(Counter.LOADED_UNITS)
+                self._rank.board.add(Counter.LOADED_BYTES, size)
 
     async def _linger(self) -> bool:
         """The mount is gone; the peers may still need this memory."""

@@ -14,20 +14,11 @@ from deepiofs.memory.segments import Segment
 
 # What a launcher leaves in the environment of a rank: PMI (hydra, Slurm's pmi2), PMIx (Open MPI, Slurm's pmix).
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "MV2_COMM_WORLD_RANK")
-_SIZE_VARIABLES = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this process as a rank."""
     return any(name in environment for name in _RANK_VARIABLES)
-
-
-def launched_size(environment: Mapping[str, str] = os.environ) -> int:
-    """How many ranks the launcher started, as far as its environment tells; 1 without one, 2 if it does not say."""
-    if not launched(environment):
-        return 1
-    sizes = [int(environment[name]) for name in _SIZE_VARIABLES if environment.get(name, "").isdigit()]
-    return sizes[0] if sizes else 2
 
 
 class World(Team, Protocol):

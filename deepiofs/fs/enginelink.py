@@ -111,6 +111,8 @@ class EngineLink:
 
     async def fetch(self, unit: int, size: int, timeout_s: float) -> bool:
         """Have a unit brought near; False if it cannot be had within `timeout_s` (and a little)."""
+        if unit in self._staged:
+            return True
         if not self.running or self._home[unit] == NOWHERE or trio.current_time() < self._paused_until:
             return False
         request = self._requests.get(unit)

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _PREFIX = b"user.deepiofs."
 _CHANGING = os.O_WRONLY | os.O_RDWR | os.O_TRUNC | os.O_APPEND | os.O_CREAT
 _XATTR_READ_BYTES = 1 << 20
+_NAME_MAX = 255
 
 
 class FsError(Exception):
@@ -91,6 +92,8 @@ class FileSystem:
         """The node of a name; FsError(ENOENT). A shuffled name reserves a sample for the thread."""
         if directory == ROOT_NODE and name == CONTROL_NAME:
             return self._control.attributes(CONTROL_NODE)
+        if len(name) > _NAME_MAX:
+            raise FsError(errno.ENAMETOOLONG)
         node = self._control.child(name) if directory == CONTROL_NODE else self._tree.child(directory, name)
         if node is None:
             raise FsError(errno.ENOENT)

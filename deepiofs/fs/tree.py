@@ -1,8 +1,8 @@
 """What the mount looks like: node numbers, attributes, names. No bytes of files, no FUSE, no I/O.
 
 Node numbers are stable and of three spaces: the dataset's rows from 1 on, the same rows again below
-`.deepiofs/exact`, and the control files. Hard links have one number; symbolic links that were followed have
-their own.
+`.deepiofs/exact`, and the control files. Hard links have one number, as have all names of one linked file;
+other symbolic links that were followed have their own.
 
 **Threading.** Read-only after construction.
 """
@@ -71,6 +71,8 @@ class Tree:
         """(name, node, position) of a directory's entries behind a position; 0 is before the first."""
         rows = self.manifest.children(self.row(directory))
         for row in rows[after:]:
+            if directory == ROOT_NODE and self.manifest.name(row) == CONTROL_NAME:
+                continue  # the control directory hides it, and a listing must not tell otherwise
             yield self.manifest.name(row), self._node(row, directory), row - rows.start + 1
 
     def shuffled_row(self, node: int) -> int | None:
