@@ -24,6 +24,7 @@ GENERIC = frozenset(
     "mand nomand iversion noiversion remount".split()
 )
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_LARGEST = 1 << 62
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:iB|B)?", re.IGNORECASE)
 
 
@@ -44,9 +45,10 @@ class Amount:
 
 def _size(text: str) -> Amount:
     match = _SIZE.fullmatch(text.strip())
-    if not match:
+    size = float(match[1]) * _UNITS[match[2].upper()] if match else math.inf
+    if not size < _LARGEST:
         raise ValueError("expected a size such as 256M or 4GiB")
-    return Amount(bytes=int(float(match[1]) * _UNITS[match[2].upper()]))
+    return Amount(bytes=int(size))
 
 
 def _amount(text: str) -> Amount:
@@ -276,8 +278,9 @@ def parse_option_string(text: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for item in re.split(r"(?<!\\),", text):
         name, _, value = item.replace("\\,", ",").partition("=")
+        name = name.strip()
         if name and name not in GENERIC and not name.startswith(("x-", "X-")) and name != "comment":
-            found[name.strip()] = value
+            found[name] = value
     return found
 
 

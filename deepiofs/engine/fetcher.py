@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ class _Answer:
     def __init__(self) -> None:
         self.event = trio.Event()
         self.good = False
+        self.waiters = 0
 
 
 class Fetcher:
@@ -79,12 +80,18 @@ class Fetcher:
     async def fetch(self, unit: int) -> None:
         """Answer one `Fetch`."""
         at: int | None = None
-        with trio.move_on_after(self._timeout_s) as limit:
+        with self._in_time(unit):
             at = await self.obtain(unit)
+        await self._send(Missed(unit) if at is None else Ready(unit, at))
+
+    @contextlib.contextmanager
+    def _in_time(self, unit: int) -> Iterator[None]:
+        """Give up after `timeout`; if it was the peer that was waited for, it is late."""
+        with trio.move_on_after(self._timeout_s) as limit:
+            yield
         if limit.cancelled_caught and unit in self._at_peer:
             self._at_peer.discard(unit)
             self._late(self._home[unit])
-        await self._send(Missed(unit) if at is None else Ready(unit, at))
 
     async def obtain(self, unit: int) -> int | None:
         """Where the unit is readable now, IN_NODE or a place in staging; None if memory does not have it."""
@@ -114,9 +121,15 @@ class Fetcher:
 
     @contextlib.asynccontextmanager
     async def borrowed(self, unit: int) -> AsyncIterator[memoryview | None]:
-        """A unit got from its home, header included, inside the block only; for replicas. None if it cannot be had."""
+        """A unit got from its home, header included, inside the block only; for replicas.
+
+        None if it cannot be had, or not within `timeout`.
+        """
         home = self._home[unit]
-        at = await self._from_peer(home, unit) if self.suspects.may_ask(home) else None
+        at: int | None = None
+        with self._in_time(unit):
+            if home != NOWHERE and self.suspects.may_ask(home):
+                at = await self._from_peer(home, unit)
         try:
             size = int(self._units.size[unit])
             yield None if at is None else self._staging.view[at : at + HEADER_BYTES + size]
@@ -180,7 +193,10 @@ class Fetcher:
         return True
 
     def _quarantine(self, get: Get, at: int) -> None:
-        get.when_done = lambda: self._give_back(at)
+        if get.done.is_set():
+            self._give_back(at)
+        else:
+            get.when_done = lambda: self._give_back(at)
 
     async def _have_loaded(self, home: int, unit: int) -> bool:
         """Ask the home to load a unit now, and wait until it says how that went."""
@@ -190,10 +206,13 @@ class Fetcher:
             self._wake(home)
             self._peers.send(home, Note(NoteKind.LOAD, unit))
         self._at_peer.add(unit)
+        answer.waiters += 1
         try:
             await answer.event.wait()
         finally:
-            self._asked.pop(unit, None)
+            answer.waiters -= 1
+            if not answer.waiters and self._asked.get(unit) is answer:
+                del self._asked[unit]  # the next one asks anew
         self._at_peer.discard(unit)
         return answer.good
 

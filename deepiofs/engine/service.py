@@ -124,15 +124,14 @@ class Service:
                 nursery.start_soon(work)
 
     async def _load_replica(self, unit: int, at: int) -> None:
-        with trio.move_on_after(self._settings.timeout):
-            async with self._fetcher.borrowed(unit) as copy:
-                if copy is None:
-                    return  # the node reads this unit from its home, or from the source
-                size = len(copy) - HEADER_BYTES
-                self._store.data(at, size)[:] = split(copy)[2]
-                self._store.publish(at, size)
-                self._rank.board.add(Counter.LOADED_UNITS)
-                self._rank.board.add(Counter.LOADED_BYTES, size)
+        async with self._fetcher.borrowed(unit) as copy:
+            if copy is None:
+                return  # the node reads this unit from its home, or from the source
+            size = len(copy) - HEADER_BYTES
+            self._store.data(at, size)[:] = split(copy)[2]
+            self._store.publish(at, size)
+            self._rank.board.add(Counter.LOADED_UNITS)
+            self._rank.board.add(Counter.LOADED_BYTES, size)
 
     async def _linger(self) -> bool:
         """The mount is gone; the peers may still need this memory."""

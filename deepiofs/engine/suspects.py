@@ -18,6 +18,7 @@ class Suspects:
         self._clock = clock
         self._until: dict[int, float] = {}
         self._pause: dict[int, float] = {}
+        self._probed: set[int] = set()
 
     def __len__(self) -> int:
         return len(self._pause)
@@ -29,12 +30,14 @@ class Suspects:
         if self._clock() < self._until[rank]:
             return False
         self._until[rank] = self._clock() + self._pause[rank]
+        self._probed.add(rank)
         return True
 
     def failed(self, rank: int) -> None:
-        """It was late, or MPI says it is gone."""
-        if rank in self._until and self._clock() < self._until[rank] - self._pause[rank]:
+        """It was late, or MPI says it is gone. What was asked before it became suspect says nothing more."""
+        if rank in self._until and rank not in self._probed:
             return
+        self._probed.discard(rank)
         self._pause[rank] = min(self._pause.get(rank, _FIRST_S / 2) * 2, _LONGEST_S)
         self._until[rank] = self._clock() + self._pause[rank]
 
@@ -42,3 +45,4 @@ class Suspects:
         """It is there again."""
         self._until.pop(rank, None)
         self._pause.pop(rank, None)
+        self._probed.discard(rank)

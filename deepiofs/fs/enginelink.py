@@ -50,6 +50,7 @@ _PAUSE_S = 5.0
 class _Request:
     def __init__(self, size: int) -> None:
         self.size = size
+        self.waiters = 0
         self.done = trio.Event()
         self.at: int | None = None
 
@@ -82,6 +83,7 @@ class EngineLink:
         self.on_answer: Callable[[int, int, int, Answer], None] = lambda rank, group, number, answer: None
         self._staged: collections.OrderedDict[int, tuple[int, int]] = collections.OrderedDict()
         self._staged_bytes = 0
+        self._unseen: set[int] = set()
         self._paused_until = 0.0
         self.running = True
 
@@ -117,17 +119,36 @@ class EngineLink:
             return False
         request = self._requests.get(unit)
         started = trio.current_time()
-        if request is None:
-            request = self._requests[unit] = _Request(size)
-            if not await self._tell(Fetch(unit)):
-                return False
         with trio.move_on_after(timeout_s + _GRACE_S):
-            await request.done.wait()
-        if not request.done.is_set():
+            if request is None:
+                request = await self._request(unit, size)
+            await self._done(request, unit)
+        if request is None or not request.done.is_set():
             self._engine_late()
             return False
         self._counts.fetched_in((trio.current_time() - started) * 1000)
         return request.at is not None
+
+    async def _done(self, request: _Request, unit: int) -> None:
+        """Wait for the answer. Who is woken takes the unit before anything else runs; then it may be released."""
+        request.waiters += 1
+        try:
+            await request.done.wait()
+        finally:
+            request.waiters -= 1
+            if not request.waiters:
+                self._unseen.discard(unit)
+
+    async def _request(self, unit: int, size: int) -> _Request:
+        """Ask the engine; what did not get on the wire was not asked."""
+        request = self._requests[unit] = _Request(size)
+        try:
+            await self._tell(Fetch(unit))
+        except trio.Cancelled:
+            if self._requests.get(unit) is request:
+                self._answer(unit, None)
+            raise
+        return request
 
     async def ask(self, rank: int, group: int, number: int, timeout_s: float) -> Answer | None:
         """Ask a rank for an entry of its queue; None if no answer comes within `timeout_s`.
@@ -138,9 +159,8 @@ class EngineLink:
             return None
         key = (rank, group, number)
         asked = self._asked.setdefault(key, _Asked())
-        if not await self._tell(Steal(rank, group, number)):
-            return None
         with trio.move_on_after(timeout_s):
+            await self._tell(Steal(rank, group, number))
             await asked.done.wait()
         return asked.answer
 
@@ -165,7 +185,7 @@ class EngineLink:
                     answer = self.on_asked(group, number)
                     await self._tell(Answered(rank, group, number, answer.reply, answer.value))
                 case Pressed():
-                    await self._release_down_to(self._staged_bytes // 2)
+                    await self._release_down_to(self._staged_bytes // 2 if len(self._staged) > 1 else 0)
         self._lost()
 
     async def _ready(self, unit: int, at: int) -> None:
@@ -173,6 +193,8 @@ class EngineLink:
             size = span(self._requests[unit].size)
             self._staged[unit] = (at, size)
             self._staged_bytes += size
+            if self._requests[unit].waiters:
+                self._unseen.add(unit)
         self._answer(unit, at)
         await self._release_down_to(self._staging.size // 2)
 
@@ -183,11 +205,13 @@ class EngineLink:
             request.done.set()
 
     async def _release_down_to(self, keep_bytes: int) -> None:
-        """Give back what was used longest ago, but never the newest, for which somebody waits."""
-        while self._staged_bytes > keep_bytes and len(self._staged) > 1:
-            unit, (_, size) = self._staged.popitem(last=False)
-            self._staged_bytes -= size
-            await self._tell(Release(unit))
+        """Give back what was used longest ago, but nothing that was fetched for somebody who has not seen it yet."""
+        for unit in list(self._staged):
+            if self._staged_bytes <= keep_bytes:
+                return
+            if unit not in self._unseen and unit in self._staged:
+                self._staged_bytes -= self._staged.pop(unit)[1]
+                await self._tell(Release(unit))
 
     async def _tell(self, message: Message) -> bool:
         try:

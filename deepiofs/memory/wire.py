@@ -201,6 +201,7 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
         self._socket = end
+        self._blocked = trio.Lock()  # only one task may wait for room
 
     async def send(self, message: Message, fd: int | None = None) -> None:
         """Send one message, with a descriptor if given; EngineLostError if the other end is gone."""
@@ -211,7 +212,8 @@ class Channel:
                 self._socket.sendmsg([packet], ancillary)
                 return
             except BlockingIOError:
-                await trio.lowlevel.wait_writable(self._socket)
+                async with self._blocked:
+                    await trio.lowlevel.wait_writable(self._socket)
             except OSError as error:
                 raise EngineLostError(f"the other process is gone: {error.strerror}") from None
 
