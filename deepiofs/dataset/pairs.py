@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import heapq
 import os
 import re
@@ -41,8 +42,7 @@ def refuse_pairs(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int
         return
     stems = _stems(manifest, samples, group)
     looks = {directory: _Looks.of(manifest, directory) for directory in stems}
-    for one, other in _meetings(stems):
-        # The cheap test first: classes whose files are numbered alike meet in hundreds of thousands of pairs.
+    for one, other in _meetings(stems, looks):
         if looks[one].is_half_of(looks[other]) and _share_most(stems[one], stems[other]):
             here, there = (os.fsdecode(manifest.path(row)) or "." for row in (one, other))
             raise OptionError(
@@ -60,23 +60,25 @@ def _stems(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32]) -
     return stems
 
 
-def _meetings(stems: dict[int, set[bytes]]) -> Iterable[tuple[int, int]]:
-    """Pairs of directories that have one of a few stems of either in common.
+def _meetings(stems: dict[int, set[bytes]], looks: dict[int, _Looks]) -> Iterable[tuple[int, int]]:
+    """Pairs of directories that have one of a few stems of either in common, and do not look like two classes.
 
-    Not all are compared with all: of two halves, nearly each name of one is in the other.
+    Not all are compared with all: of two halves, nearly each name of one is in the other. Classes whose files are
+    numbered alike would meet in hundreds of thousands of pairs, so those that look alike are put together first.
     """
-    homes: dict[bytes, list[int]] = collections.defaultdict(list)
+    homes: dict[bytes, dict[object, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
     for directory, names in stems.items():
         for name in names:
-            homes[name].append(directory)
+            homes[name][looks[directory].kind].append(directory)
     seen: set[tuple[int, int]] = set()
     for directory, names in stems.items():
         for name in heapq.nsmallest(_PROBES, names):
-            for other in homes[name]:
-                pair = (min(directory, other), max(directory, other))
-                if other != directory and pair not in seen:
-                    seen.add(pair)
-                    yield pair
+            for kind, others in homes[name].items():
+                for other in others if kind != looks[directory].kind else ():
+                    pair = (min(directory, other), max(directory, other))
+                    if pair not in seen:
+                        seen.add(pair)
+                        yield pair
 
 
 def _share_most(one: set[bytes], other: set[bytes]) -> bool:
@@ -90,6 +92,12 @@ class _Looks:
 
     parts: frozenset[bytes]
     suffixes: frozenset[bytes]
+
+    @functools.cached_property
+    def kind(self) -> object:
+        """Equal for directories that cannot be halves of each other: same suffixes, and no name of another half."""
+        named = frozenset(part for part in self.parts if _PARTNERS.search(part))
+        return self.suffixes, named
 
     @classmethod
     def of(cls, manifest: Manifest, directory: int) -> _Looks:

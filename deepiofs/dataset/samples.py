@@ -24,6 +24,7 @@ ALONE = -1
 _NAME_MAX = 255
 _DOT = ord(".")
 _CHUNK_ROWS = 1 << 18
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 _WEIGHTS = np.random.Generator(np.random.Philox(20181001)).integers(0, 1 << 64, _NAME_MAX + 1, np.uint64)
 
 Words = npt.NDArray[np.uint64]
@@ -63,7 +64,8 @@ def find_samples(manifest: Manifest) -> Samples:
     order = np.argsort(sample, kind="stable")
     counts = np.bincount(sample, minlength=len(first))
     signature = np.zeros(len(first), np.uint64)
-    np.add.at(signature, sample, _mixed(suffixes))
+    # No suffix at all has the digest 0, which must count in the sum as well.
+    np.add.at(signature, sample, _mixed(suffixes + _ODD))
     return Samples(of_row, np.concatenate(([0], np.cumsum(counts))), files[order].astype(np.uint32), signature)
 
 

@@ -9,6 +9,7 @@ binder is asked again: another task may have bound the name meanwhile.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable
@@ -27,9 +28,9 @@ log = logging.getLogger(__name__)
 
 # Below this a queue is computed at once (a millisecond); above, in a worker thread.
 _INLINE_SAMPLES = 20_000
-_VICTIMS_AT_ONCE = 3
 # A lookup whose open has not followed within this does not hold up the end of a pass.
 _STALE_S = 1.0
+_PAUSE_S = 0.05
 
 Ask = Callable[[int, int, int], Awaitable[Answer | None]]
 
@@ -76,6 +77,7 @@ class Shuffle:
         self._queues: dict[int, GroupQueues] = {}
         self._computed: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
         self._stealing: dict[int, trio.Event] = {}
+        self._takers: collections.Counter[int] = collections.Counter()  # tasks that need an entry, by group
         self._changed = trio.Event()
         self._awaited = 0
         self._base = 0
@@ -127,10 +129,18 @@ class Shuffle:
         self._binder.close(bound.binding)
 
     def asked(self, group: int, number: int) -> Answer:
-        """Another rank asks for an entry of a pass (S7)."""
+        """Another rank asks for an entry of a pass (S7).
+
+        "Empty" is final, so it is not said while an entry of this pass is out with someone who may give it back.
+        """
         if not 0 <= group < self.plan.n_groups:
             return Answer(Reply.EMPTY)
-        return self._queues_of(group).asked(number)
+        queues = self._queues_of(group)
+        answer = queues.asked(number)
+        if answer.reply is not Reply.SAMPLE and self._take_back(group):
+            answer = queues.asked(number)
+        out = self._binder.reservations(group)
+        return Answer(Reply.BUSY) if answer.reply is Reply.EMPTY and out else answer
 
     def stolen(self, rank: int, group: int, number: int, answer: Answer) -> None:
         """An answer came, in time or late."""
@@ -174,6 +184,15 @@ class Shuffle:
     async def _take(self, group: int) -> Draw:
         """The next sample for this mount: its own queue's, then the others', then the next pass's."""
         queues = self._queues_of(group)
+        if queues.is_loaded and (draw := queues.take()):
+            return draw
+        self._takers[group] += 1
+        try:
+            return await self._take_slowly(group, queues)
+        finally:
+            self._takers[group] -= 1
+
+    async def _take_slowly(self, group: int, queues: GroupQueues) -> Draw:
         while True:
             if not queues.is_loaded:
                 await self._compute(group)
@@ -181,46 +200,53 @@ class Shuffle:
             if draw:
                 return draw
             if victims := queues.victims(victim_order(self._rank, self._n_ranks, queues.current, group, self._seed)):
-                await self._steal(group, victims[:_VICTIMS_AT_ONCE])
-            elif not await self._reclaim(group):
-                queues.advance()
+                # No more are asked than are needed: who has said "empty" must not get an entry to spare afterwards.
+                if not await self._steal(group, victims[: self._takers[group]]):
+                    await self._pause()
+            elif not self._take_back(group):
+                if self._binder.reservations(group):
+                    await self._pause()
+                else:
+                    queues.advance()
 
-    async def _steal(self, group: int, victims: list[int]) -> None:
-        """Ask several at once; one task per group asks, the others wait for what it brings."""
+    async def _steal(self, group: int, victims: list[int]) -> bool:
+        """Ask several at once; one task per group asks, the others wait for what it brings. Whether any knew more."""
         if group in self._stealing:
             await self._stealing[group].wait()
-            return
+            return True
         event = self._stealing[group] = trio.Event()
+        replies: list[Reply] = []
         try:
             number = self._queues_of(group).current
             async with trio.open_nursery() as nursery:
                 for rank in victims:
-                    nursery.start_soon(self._ask_one, rank, group, number)
+                    nursery.start_soon(self._ask_one, rank, group, number, replies)
         finally:
             del self._stealing[group]
             event.set()
+        return any(reply is not Reply.BUSY for reply in replies)
 
-    async def _ask_one(self, rank: int, group: int, number: int) -> None:
-        if await self._ask(rank, group, number) is None:
+    async def _ask_one(self, rank: int, group: int, number: int, replies: list[Reply]) -> None:
+        answer = await self._ask(rank, group, number)
+        if answer is None:
             self._queues_of(group).give_up(rank)
+        replies.append(Reply.EMPTY if answer is None else answer.reply)
 
-    async def _reclaim(self, group: int) -> bool:
-        """At the end of a pass: what threads have looked up and not opened is part of it still.
-
-        True if there may be something to take now; waits until a lookup is opened, given back, or stale.
-        """
+    def _take_back(self, group: int) -> bool:
+        """At the end of a pass: what threads have looked up and not opened is part of it still."""
         draws = self._binder.revoke(group, _is_stale)
         for draw in draws:
             self._give_back(draw)
-        if draws or not self._binder.reservations(group):
-            return bool(draws)
+        return bool(draws)
+
+    async def _pause(self) -> None:
+        """Until something is drawn, given back, or taken, but not for long: lookups become stale in silence."""
         self._awaited += 1
         try:
-            with trio.move_on_after(_STALE_S / 10):
+            with trio.move_on_after(_PAUSE_S):
                 await self._changed.wait()
         finally:
             self._awaited -= 1
-        return True
 
     async def _compute(self, group: int) -> None:
         """Have a large queue ready before it is needed in the trio thread."""

@@ -127,10 +127,15 @@ def deal(group: Ints, size: Ints, n_ranks: int) -> Ints:
 
 
 def _shifts(counts: Ints, n_ranks: int) -> Ints:
-    """By how much each group's deal is turned, so that its last, partial round follows the group before."""
+    """By how much each group's deal is turned.
+
+    Its last, partial round follows that of the group before, so that counts agree over all groups too; and each turns
+    by one more, as the first place gets the largest of every group.
+    """
     turns, rest = np.divmod(counts, n_ranks)
     follow = np.concatenate(([0], np.cumsum(rest)))[:-1]
-    return np.where(turns % 2 == 1, follow + rest, follow) % n_ranks
+    whole = np.where(rest == 0, np.arange(len(counts)), 0)
+    return (np.where(turns % 2 == 1, follow + rest, follow) + whole) % n_ranks
 
 
 def replicate(

@@ -68,9 +68,12 @@ class Binder:
         if binding is None or not self._holds(binding, thread, member):
             return None
         if not binding.drawn:
+            if thread not in binding.lookers:
+                # Not for one that looks again and again and never opens: it must not hold up a pass.
+                binding.since = now
             binding.lookers.add(thread)
-            binding.since = now
-            self._reserve_for(thread, binding)
+            if thread != UNKNOWN_THREAD:
+                self._reserved[thread] = binding
         return binding
 
     def reserve(self, thread: int, name: int, draw: Draw, members: int, now: float) -> Binding:
@@ -78,7 +81,10 @@ class Binder:
         before = self._bindings.pop(name, None)
         assert before is None or (before.drawn and not before.handles)
         binding = self._bindings[name] = self._unused[name] = Binding(name, draw, members, now, lookers={thread})
-        self._reserve_for(thread, binding)
+        if thread != UNKNOWN_THREAD:
+            self._reserved[thread] = binding
+        else:
+            self._trim_unknown()
         self._trim()
         return binding
 
@@ -152,10 +158,8 @@ class Binder:
             self._drop(binding)
             self._give_back(binding.draw)
 
-    def _reserve_for(self, thread: int, binding: Binding) -> None:
-        if thread != UNKNOWN_THREAD:
-            self._reserved[thread] = binding
-            return
+    def _trim_unknown(self) -> None:
+        """Give the oldest reservation of unknown threads back when there are too many."""
         unknown = [b for b in self._unused.values() if b.lookers == {UNKNOWN_THREAD}]
         if len(unknown) > _UNKNOWN_KEPT:
             self._drop(unknown[0])

@@ -38,7 +38,8 @@ def ordering_entropy(n_samples: int, n_nodes: int, q: float) -> float:
     full = log2_factorial(n_samples)
     if full == 0 or n_nodes == 1:
         return 1.0
-    local = n_nodes * log2_factorial(n_samples / n_nodes)
+    # The gamma function dips below 1 between 0! and 1!: fewer samples than nodes have no order of their own.
+    local = max(n_nodes * log2_factorial(n_samples / n_nodes), 0.0)
     return min(local + n_samples * _exchange_bits(n_nodes, q), full) / full
 
 

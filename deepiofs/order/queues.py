@@ -32,12 +32,13 @@ class Reply(enum.IntEnum):
 
     SAMPLE = 0
     EMPTY = 1
-    AHEAD = 2
+    AHEAD = 2  # the owner is in a later pass
+    BUSY = 3  # what it has is out with someone who may give it back: ask again
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Answer:
-    """value: the sample, or for AHEAD the pass that the owner is in."""
+    """value: the sample, or for AHEAD the pass that was begun by command last (0 if none was)."""
 
     reply: Reply
     value: int = 0
@@ -86,11 +87,14 @@ class GroupQueues:
         self._queues: dict[int, _Queue] = {}
         self._empty: set[int] = set()
         self._farthest = 0
+        self._commanded = 0
 
     def take(self) -> Draw | None:
         """The next sample of the earliest pass that has one here; None if this rank's part is drawn."""
-        if len(self._queues) > 1 and (draw := self._take_earlier()):
-            return draw
+        if not self.is_loaded or len(self._queues) > 1:
+            draw = self._take_earlier()
+            if draw:
+                return draw
         sample = self._queue(self.current).take_front()
         return None if sample is None else Draw(self.group, self.current, sample)
 
@@ -100,6 +104,7 @@ class GroupQueues:
             sample = self._queues[number].take_front()
             if sample is not None:
                 return Draw(self.group, number, sample)
+            del self._queues[number]
         return None
 
     def give_back(self, draw: Draw) -> None:
@@ -114,11 +119,11 @@ class GroupQueues:
         """A rank that was asked has answered, maybe late: what it gave is served all the same."""
         if answer.reply is Reply.SAMPLE:
             self._queue(number).put_front(answer.value)
-            return
-        if answer.reply is Reply.AHEAD:
-            self._farthest = max(self._farthest, answer.value)
-        if number == self.current:
-            self._empty.add(rank)
+        elif answer.reply is not Reply.BUSY:
+            if answer.reply is Reply.AHEAD:
+                self._farthest = max(self._farthest, answer.value)
+            if number == self.current:
+                self._empty.add(rank)
 
     def give_up(self, rank: int) -> None:
         """A rank cannot be asked: for this pass it counts as empty."""
@@ -130,17 +135,26 @@ class GroupQueues:
             sample = self._queue(number).take_back()
             if sample is not None:
                 return Answer(Reply.SAMPLE, sample)
-        return Answer(Reply.AHEAD, self.current) if number < self.current else Answer(Reply.EMPTY)
+        return Answer(Reply.AHEAD, self._commanded) if number < self.current else Answer(Reply.EMPTY)
 
     def advance(self) -> None:
-        """Nobody has an entry of this pass: the next draw belongs to the next, or to the one others are in."""
-        self.begin(max(self.current + 1, self._farthest))
+        """Nobody has an entry of this pass: the next draw belongs to the next, or to one that was begun by command.
+
+        Not to whatever pass another is in: it may have gone on without this rank's entries, and nobody else has them.
+        """
+        self._enter(max(self.current + 1, self._farthest))
+        self._queues = {n: queue for n, queue in self._queues.items() if n >= self.current or len(queue)}
 
     def begin(self, number: int) -> None:
-        """Start a pass. Entries of earlier ones that are not drawn are given up, except those out with someone."""
+        """Start a pass by command. What is left of earlier ones is given up; one begun again is whole again."""
+        again = number <= self.current
+        self._queues = {} if again else {n: queue for n, queue in self._queues.items() if n >= number}
+        self._farthest, self._commanded = 0, number
+        self._enter(number)
+
+    def _enter(self, number: int) -> None:
         self.current = number
         self._empty.clear()
-        self._queues = {n: q for n, q in self._queues.items() if n >= number}
 
     @property
     def is_loaded(self) -> bool:
