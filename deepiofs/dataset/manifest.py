@@ -89,7 +89,8 @@ class Manifest:
 
     def children(self, directory: int) -> range:
         """The rows of a directory's entries."""
-        first, last = np.searchsorted(self.parents[1:], [directory, directory + 1])
+        # The needles in the column's own type: others make numpy convert the whole column at each call.
+        first, last = np.searchsorted(self.parents[1:], np.array([directory, directory + 1], self.parents.dtype))
         return range(int(first) + 1, int(last) + 1)
 
     def lookup(self, directory: int, name: bytes) -> int | None:

@@ -46,8 +46,10 @@ def refuse_pairs(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int
         if looks[one].is_half_of(looks[other]) and _share_most(stems[one], stems[other]):
             here, there = (os.fsdecode(manifest.path(row)) or "." for row in (one, other))
             raise OptionError(
-                f"{here} and {there} look like two halves of the same samples: shuffling both would mix them up; "
-                f"name the one to shuffle with shuffle_only={here}, or state the pairing with shuffle=re:REGEX"
+                f"{here} and {there} look like two halves of the same samples: shuffled apart, one half would get "
+                "another's other half; put the files of a sample into one directory, or leave both out with "
+                f"shuffle_only=, or, if they are no halves, name one with shuffle_only={here} or say with "
+                "shuffle=re:REGEX what is interchangeable"
             )
 
 

@@ -131,21 +131,20 @@ def stat_names(open_directory: OpenDirectory, chunk: Chunk, follow: bool) -> npt
     fd = open_directory(directory)
     try:
         for i, name in enumerate(names):
-            facts[i] = _facts(fd, name, follow)
+            facts[i] = _facts(fd, directory, name, follow)
     finally:
         os.close(fd)
     return facts
 
 
-def _facts(fd: int, name: bytes, follow: bool) -> tuple[int, ...]:
+def _facts(fd: int, directory: bytes, name: bytes, follow: bool) -> tuple[int, ...]:
     try:
         now = os.stat(name, dir_fd=fd, follow_symlinks=False)
     except FileNotFoundError:
         return (_VANISHED,) + (0,) * (_FACTS - 1)
     except OSError as error:
-        raise SourceError(
-            f"cannot look at {os.fsdecode(name)}: {error.strerror}; make it readable or exclude it"
-        ) from None
+        where = os.fsdecode(_join(directory, name))
+        raise SourceError(f"cannot look at {where}: {error.strerror}; make it readable or exclude it") from None
     linked = stat.S_ISLNK(now.st_mode)
     if linked:
         if not follow:

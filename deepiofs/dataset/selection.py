@@ -1,6 +1,6 @@
 """Which paths are meant by a list of globs: `include`, `exclude`, `replicate`.
 
-A pattern without a slash means a name at any depth, one with a slash a whole path from the root; `**` crosses
+A pattern without a slash means a name at any depth, one with a slash in it, or before it, a whole path; `**` crosses
 directories, and what matches a directory means all beneath it.
 """
 
@@ -10,9 +10,19 @@ import re
 from collections.abc import Sequence
 
 from wcmatch import glob
+from wcmatch._wcparse import PatternLimitException
+
+from deepiofs.errors import UsageError
 
 # FORCEUNIX: one meaning everywhere. DOTGLOB: names with a leading dot are names. BRACE: {a,b}.
 _FLAGS = glob.GLOBSTAR | glob.DOTGLOB | glob.BRACE | glob.MATCHBASE | glob.FORCEUNIX | glob.CASE
+
+
+def _translated(pattern: str) -> list[bytes]:
+    """Regular expressions; a leading slash means the root, as with rsync(1), a trailing one nothing."""
+    flags = _FLAGS & ~glob.MATCHBASE if pattern.startswith("/") else _FLAGS
+    expressions: list[bytes] = glob.translate(pattern.strip("/").encode("utf-8", "surrogateescape"), flags=flags)[0]
+    return expressions
 
 
 class Globs:
@@ -22,7 +32,10 @@ class Globs:
         self.patterns = tuple(patterns)
         expressions: list[bytes] = []
         for pattern in self.patterns:
-            expressions += glob.translate(pattern.encode("utf-8", "surrogateescape"), flags=_FLAGS)[0]
+            try:
+                expressions += _translated(pattern)
+            except PatternLimitException:
+                raise UsageError(f"pattern {pattern} stands for too many; write it with * instead") from None
         self._expressions = [re.compile(expression) for expression in expressions]
 
     def __bool__(self) -> bool:
@@ -30,7 +43,7 @@ class Globs:
 
     def matches(self, path: bytes) -> bool:
         """Whether the path itself is meant."""
-        return any(expression.match(path) for expression in self._expressions)
+        return any(expression.fullmatch(path) for expression in self._expressions)
 
     def cover(self, path: bytes) -> bool:
         """Whether the path, or a directory above it, is meant."""

@@ -34,6 +34,7 @@ Send = Callable[[Message], Awaitable[None]]
 # A digest that differs may be the home publishing just now; a second one that differs is a fault.
 _TRIES = 2
 _WAKE_EVERY_S = 0.5
+_PRESS_EVERY_S = 0.05
 
 
 class _Answer:
@@ -236,7 +237,9 @@ class Fetcher:
             if at is not None:
                 break
             await self._send(Pressed())
-            await room.wait()
+            # Again and again: what the mount had not seen yet when it was pressed, it can release a little later.
+            with trio.move_on_after(_PRESS_EVERY_S):
+                await room.wait()
         self._board[Counter.STAGED_BYTES] = self._arena.used
         return at
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 
 import trio
 
@@ -31,7 +32,7 @@ _REPLY_S = 1.5
 class OpenFile:
     """One open file: what is read through one handle."""
 
-    __slots__ = ("checked", "content", "first", "opened", "size")
+    __slots__ = ("checked", "closed", "content", "first", "lock", "opened", "size")
 
     def __init__(self, content: int, first: int, size: int) -> None:
         self.content = content  # the row whose bytes these are
@@ -39,6 +40,8 @@ class OpenFile:
         self.size = size
         self.checked: set[int] = set()  # units whose digest was compared through this handle
         self.opened: SourceFile | None = None
+        self.closed = False
+        self.lock = threading.Lock()  # of `opened` and `closed`, which worker threads see
 
 
 class Reader:
@@ -59,7 +62,9 @@ class Reader:
         return OpenFile(content, self._link.first[content], manifest.size_of[content])
 
     async def close(self, file: OpenFile) -> None:
-        """The handle is gone."""
+        """The handle is gone. A thread that still hangs in the source closes what it opens later."""
+        with file.lock:
+            file.closed = True
         if file.opened:
             await trio.to_thread.run_sync(file.opened.close)
 
@@ -156,15 +161,18 @@ class Reader:
     def _read_source(self, file: OpenFile, at: int, length: int) -> bytes:
         """In a worker thread. The descriptor is kept for the next read through this handle."""
         opened = file.opened
+        kept = opened is not None
         if opened is None:
             opened = self._source.open(self._link.manifest, file.content)
-            if file.opened is None:
-                file.opened = opened
+            with file.lock:
+                kept = file.opened is None and not file.closed
+                if kept:
+                    file.opened = opened
         data = bytearray(length)
         try:
             done = opened.read_into(memoryview(data), at)
         finally:
-            if opened is not file.opened:
+            if not kept:
                 opened.close()
         if done != length:
             raise SourceError(f"{self.name(file)}: shorter than it was when it was indexed")

@@ -155,7 +155,7 @@ class FileSystem:
         bound = self._bound.pop(handle, None)
         if bound is not None and self._shuffle is not None:
             self._shuffle.close(bound)
-        if isinstance(file, OpenFile) and file.opened:
+        if isinstance(file, OpenFile):
             await self._reader.close(file)
 
     async def getxattr(self, node: int, name: bytes) -> bytes:

@@ -145,7 +145,7 @@ def replicate(
 
     wanted: bool (n_units,). node_ranks: the world ranks of the node. room: capacity of each, bytes.
     """
-    missing = np.flatnonzero(wanted & ~np.isin(placement.home, node_ranks))
+    missing = np.flatnonzero(wanted & ~np.isin(placement.home, [NOWHERE, *node_ranks]))
     turn = np.arange(len(missing)) % len(node_ranks)
     spans = span(units.size[missing].astype(np.int64))
     at = np.zeros(len(missing), np.int64)

@@ -1,0 +1,1 @@
+"""What must hold on a real kernel mount."""

@@ -1,0 +1,482 @@
+"""From a byte range to its bytes: this node's memory, a peer's, the source; never a wrong byte, never late."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+import trio.testing
+
+from deepiofs.errors import SourceChangedError, SourceError, TimedOutError
+from deepiofs.fs.counts import Origin
+from deepiofs.fs.fetch import OpenFile
+from deepiofs.memory.board import Counter
+from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
+from deepiofs.memory.store import span
+from deepiofs.memory.wire import Channel, Fetch, Release
+from tests.doubles import Gate, in_trio, in_trio_time
+from tests.unit.jobs import Fetching, Mounted
+
+_FILES = {b"%d" % i: bytes([i + 1]) * (1000 + i) for i in range(8)}
+# Short, for the tests that wait for it to pass.
+_SHORT_S = 0.2
+# A request of the kernel is answered within the timeout and this.
+_ANSWERED_S = 2.0
+
+
+def _open(mounted: Mounted, path: bytes) -> OpenFile:
+    row = mounted.link.manifest.find(path)
+    assert row is not None
+    return mounted.reader.open(row)
+
+
+async def _read(mounted: Mounted, path: bytes, at: int = 0, size: int = 1 << 30) -> tuple[bytes, Origin]:
+    """What a reader gets who opens, reads once, and closes."""
+    file = _open(mounted, path)
+    try:
+        data, origin = await mounted.reader.read(file, at, size)
+        return bytes(data), origin
+    finally:
+        await mounted.reader.close(file)
+
+
+async def _until_closed(mounted: Mounted, opened: int) -> None:
+    """Wait until so many files were opened in the source, and none of them still is."""
+    with trio.fail_after(5):
+        while mounted.source.opened < opened or mounted.source.open_now:
+            await trio.sleep(0.001)
+
+
+# --- Nearest first ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("home", "origin"), [(0, Origin.LOCAL), (1, Origin.NODE), (2, Origin.PEER)])
+def test_bytes_come_from_the_nearest_memory_that_has_them(home: int, origin: Origin) -> None:
+    @in_trio
+    async def main() -> None:
+        mounted = Mounted(_FILES, home=lambda unit: home)
+        async with mounted.running():
+            for path, data in _FILES.items():
+                assert await _read(mounted, path) == (data, origin)
+        assert mounted.source.reads == []
+        assert mounted.engine.fetches == (list(range(len(_FILES))) if origin is Origin.PEER else [])
+
+    main()
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_bytes_come_from_the_source_if_no_memory_has_them(resident: bool) -> None:
+    @in_trio
+    async def main() -> None:
+        mounted = Mounted(_FILES, home=lambda unit: 2 if resident else NOWHERE)
+        mounted.engine.missing = set(range(len(_FILES)))
+        async with mounted.running():
+            for path, data in _FILES.items():
+                assert await _read(mounted, path) == (data, Origin.SOURCE)
+        assert mounted.counts.source_bytes == sum(map(len, _FILES.values()))
+        assert bool(mounted.engine.fetches) == resident
+        assert mounted.source.open_now == 0
+
+    main()
+
+
+@in_trio
+async def test_a_local_unit_is_read_without_a_copy() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: 0)
+    async with mounted.running():
+        data, _ = await mounted.reader.read(_open(mounted, b"3"), 10, 20)
+        mounted.stores[0].data(mounted.dataset.at[3], 1003)[10] = 99
+        assert data[0] == 99
+
+
+@in_trio
+async def test_a_unit_that_is_fetched_is_kept_for_the_next_read() -> None:
+    mounted = Mounted(_FILES)
+    async with mounted.running():
+        file = _open(mounted, b"3")
+        for at in (0, 500, 999):
+            data, origin = await mounted.reader.read(file, at, 4)
+            assert (bytes(data), origin) == (_FILES[b"3"][at : at + 4], Origin.PEER)
+    assert mounted.engine.fetches == [3]
+
+
+@in_trio
+async def test_where_bytes_would_come_from_is_known() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: [0, 1, 2, NOWHERE][unit % 4])
+    async with mounted.running():
+        origins = [mounted.reader.origin(_open(mounted, b"%d" % unit)) for unit in range(4)]
+        assert origins == [Origin.LOCAL, Origin.NODE, Origin.PEER, Origin.SOURCE]
+    assert mounted.engine.fetches == []
+    assert mounted.source.reads == []
+
+
+# --- Ranges ----------------------------------------------------------------------------------------------------------
+
+_PIECE = bytes(range(251))
+_HUGE = (_PIECE * (1 + 5 * EXTENT_BYTES // (2 * len(_PIECE))))[: 5 * EXTENT_BYTES // 2]
+_EDGE = EXTENT_BYTES
+
+
+@in_trio
+async def test_a_read_may_cross_extents_that_lie_in_different_places() -> None:
+    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: [0, 2, NOWHERE][unit], staging_bytes=8 << 20)
+    async with mounted.running():
+        for at, size, farthest in (
+            (0, 100, Origin.LOCAL),
+            (_EDGE - 50, 50, Origin.LOCAL),
+            (_EDGE - 50, 100, Origin.PEER),
+            (_EDGE, 100, Origin.PEER),
+            (2 * _EDGE - 50, 100, Origin.SOURCE),
+            (_EDGE - 1, _EDGE + 2, Origin.SOURCE),
+            (2 * _EDGE, 100, Origin.SOURCE),
+            (0, len(_HUGE), Origin.SOURCE),
+        ):
+            assert await _read(mounted, b"huge", at, size) == (_HUGE[at : at + size], farthest)
+        assert mounted.engine.fetches == [1]
+    assert mounted.source.open_now == 0
+
+
+@in_trio
+async def test_the_farthest_of_several_origins_is_told_wherever_it_lies() -> None:
+    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: [2, 0, 1][unit], staging_bytes=8 << 20)
+    async with mounted.running():
+        for at, farthest in ((_EDGE - 50, Origin.PEER), (2 * _EDGE - 50, Origin.NODE)):
+            assert await _read(mounted, b"huge", at, 100) == (_HUGE[at : at + 100], farthest)
+    assert mounted.source.reads == []
+
+
+@in_trio
+async def test_a_read_is_short_only_at_the_end_of_the_file() -> None:
+    mounted = Mounted({b"huge": _HUGE, b"empty": b""}, home=lambda unit: 0)
+    async with mounted.running():
+        end = len(_HUGE)
+        for at, size in ((end - 10, 100), (end - _EDGE, 2 * _EDGE), (end, 10), (end + 10_000_000, 10), (0, 0)):
+            assert await _read(mounted, b"huge", at, size) == (_HUGE[at : at + size], Origin.LOCAL)
+        assert await _read(mounted, b"empty") == (b"", Origin.LOCAL)
+        assert mounted.reader.origin(_open(mounted, b"empty")) is Origin.LOCAL
+
+
+@in_trio
+async def test_several_readers_of_one_unit_share_one_fetch() -> None:
+    mounted = Mounted(_FILES)
+    results: list[tuple[bytes, Origin]] = []
+
+    async def read() -> None:
+        results.append(await _read(mounted, b"5"))
+
+    async with mounted.running(), trio.open_nursery() as readers:
+        for _ in range(10):
+            readers.start_soon(read)
+    assert results == [(_FILES[b"5"], Origin.PEER)] * 10
+    assert mounted.engine.fetches == [5]
+
+
+# --- Never a wrong byte ----------------------------------------------------------------------------------------------
+
+
+def _rot(mounted: Mounted, home: int, unit: int) -> None:
+    """Flip a byte of a unit in memory."""
+    mounted.stores[home].data(mounted.dataset.at[unit], mounted.dataset.size(unit))[700] ^= 1
+
+
+@pytest.mark.parametrize(("home", "verify"), [(1, "fetch"), (1, "always"), (0, "always")])
+def test_a_rotten_unit_is_never_served(home: int, verify: str, caplog: pytest.LogCaptureFixture) -> None:
+    @in_trio
+    async def main() -> None:
+        mounted = Mounted(_FILES, home=lambda unit: home, verify=verify)
+        _rot(mounted, home, 3)
+        async with mounted.running():
+            for at, size in ((0, 10), (690, 20), (0, 2000)):
+                assert await _read(mounted, b"3", at, size) == (_FILES[b"3"][at : at + size], Origin.SOURCE)
+            assert mounted.reader.origin(_open(mounted, b"3")) is Origin.SOURCE
+            assert (await _read(mounted, b"4"))[1] is not Origin.SOURCE
+        assert mounted.counts.verify_failures == 1
+        assert mounted.engine.fetches == []
+
+    with caplog.at_level(logging.ERROR):
+        main()
+    assert caplog.text.count("does not have its digest") == 1
+
+
+@in_trio
+async def test_a_unit_is_compared_once_for_each_handle() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: 1)
+    async with mounted.running():
+        file = _open(mounted, b"3")
+        await mounted.reader.read(file, 0, 10)
+        _rot(mounted, 1, 3)
+        data, origin = await mounted.reader.read(file, 0, 10)
+        assert (bytes(data), origin) == (_FILES[b"3"][:10], Origin.NODE)
+        assert await _read(mounted, b"3", 0, 10) == (_FILES[b"3"][:10], Origin.SOURCE)
+
+
+@in_trio
+async def test_verify_off_compares_nothing() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: unit % 2, verify="off")
+    async with mounted.running():
+        for unit in (2, 3):
+            _rot(mounted, unit % 2, unit)
+            data, _ = await _read(mounted, b"%d" % unit)
+            assert data != mounted.dataset.data(unit)
+    assert mounted.counts.verify_failures == 0
+
+
+@in_trio
+async def test_one_rotten_extent_leaves_the_others_in_memory() -> None:
+    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: 1)
+    _rot(mounted, 1, 1)
+    async with mounted.running():
+        assert await _read(mounted, b"huge", _EDGE - 10, 20) == (_HUGE[_EDGE - 10 : _EDGE + 10], Origin.SOURCE)
+        assert await _read(mounted, b"huge", 0, 20) == (_HUGE[:20], Origin.NODE)
+        assert await _read(mounted, b"huge", 2 * _EDGE, 20) == (_HUGE[2 * _EDGE : 2 * _EDGE + 20], Origin.NODE)
+
+
+# --- What the source says --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+@pytest.mark.parametrize("on_open", [True, False])
+def test_an_error_of_the_source_keeps_its_number(number: int, on_open: bool) -> None:
+    @in_trio
+    async def main() -> None:
+        mounted = Mounted(_FILES, home=lambda unit: NOWHERE)
+        (mounted.source.open_errors if on_open else mounted.source.read_errors)[b"3"] = number
+        async with mounted.running():
+            with pytest.raises(OSError, match=r"\[Errno") as caught:
+                await _read(mounted, b"3")
+            assert caught.value.errno == number
+            assert await _read(mounted, b"4") == (_FILES[b"4"], Origin.SOURCE)
+        assert mounted.source.open_now == 0
+
+    main()
+
+
+@in_trio
+async def test_a_file_that_changed_is_an_error_and_not_other_bytes() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: NOWHERE)
+    mounted.source.change(b"3", b"other")
+    async with mounted.running():
+        with pytest.raises(SourceChangedError):
+            await _read(mounted, b"3")
+
+
+@in_trio
+async def test_a_file_that_is_shorter_than_it_was_is_an_error() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: NOWHERE)
+    mounted.source.cut[b"3"] = 500
+    async with mounted.running():
+        with pytest.raises(SourceError, match="3: shorter"):
+            await _read(mounted, b"3")
+        assert await _read(mounted, b"3", 0, 500) == (_FILES[b"3"][:500], Origin.SOURCE)
+    assert mounted.source.open_now == 0
+
+
+@in_trio
+async def test_resident_bytes_are_served_whatever_became_of_the_source() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: unit % 3)
+    mounted.source.files.clear()
+    async with mounted.running():
+        mounted.engine.on_fetch = None
+        for unit in (0, 1):
+            assert (await _read(mounted, b"%d" % unit))[0] == _FILES[b"%d" % unit]
+
+
+@in_trio
+async def test_one_handle_opens_the_source_once() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: NOWHERE)
+    async with mounted.running():
+        file = _open(mounted, b"3")
+        for at in range(0, 1000, 100):
+            await mounted.reader.read(file, at, 100)
+        assert (mounted.source.opened, mounted.source.open_now) == (1, 1)
+        await mounted.reader.close(file)
+        assert mounted.source.open_now == 0
+
+
+@in_trio
+async def test_reads_at_once_through_one_handle_leave_one_file_open() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: NOWHERE)
+    results: dict[int, bytes] = {}
+    file = _open(mounted, b"3")
+
+    async def read(at: int) -> None:
+        results[at] = bytes((await mounted.reader.read(file, at, 100))[0])
+
+    async with mounted.running():
+        with Gate() as gate:
+            mounted.source.open_gates[b"3"] = gate
+            async with trio.open_nursery() as readers:
+                for at in range(0, 1000, 100):
+                    readers.start_soon(read, at)
+                await gate.reached()
+                gate.open()
+        assert mounted.source.open_now == 1
+        await mounted.reader.close(file)
+    assert b"".join(results[at] for at in sorted(results)) == _FILES[b"3"][:1000]
+    assert mounted.source.open_now == 0
+
+
+# --- The job goes on -------------------------------------------------------------------------------------------------
+
+
+@in_trio
+async def test_without_an_engine_bytes_come_from_the_source_and_resident_ones_from_memory() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: unit % 3)
+    async with mounted.running():
+        mounted.kill_engine()
+        await trio.testing.wait_all_tasks_blocked()
+        expected = [Origin.LOCAL, Origin.NODE, Origin.SOURCE]
+        for unit in range(6):
+            assert await _read(mounted, b"%d" % unit) == (_FILES[b"%d" % unit], expected[unit % 3])
+        assert mounted.reader.origin(_open(mounted, b"2")) is Origin.SOURCE
+
+
+@in_trio
+async def test_an_engine_that_dies_while_it_is_asked_costs_no_read() -> None:
+    mounted = Mounted(_FILES)
+    mounted.engine.mute = True
+    async with mounted.running():
+        results: list[tuple[bytes, Origin]] = []
+
+        async def read() -> None:
+            results.append(await _read(mounted, b"3"))
+
+        async with trio.open_nursery() as readers:
+            readers.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            mounted.kill_engine()
+    assert results == [(_FILES[b"3"], Origin.SOURCE)]
+
+
+@in_trio
+async def test_a_late_engine_costs_one_wait_and_then_none() -> None:
+    mounted = Mounted(_FILES, timeout_s=_SHORT_S)
+    mounted.engine.mute = True
+    async with mounted.running():
+        begin = trio.current_time()
+        assert await _read(mounted, b"3") == (_FILES[b"3"], Origin.SOURCE)
+        assert trio.current_time() - begin < _SHORT_S + _ANSWERED_S
+        for unit in range(4, 8):
+            assert await _read(mounted, b"%d" % unit) == (_FILES[b"%d" % unit], Origin.SOURCE)
+    assert mounted.engine.fetches == [3]
+    assert mounted.counts.engine_timeouts == 1
+
+
+@in_trio
+async def test_a_stuck_engine_with_a_full_wire_costs_no_read() -> None:
+    mounted = Mounted(_FILES, timeout_s=_SHORT_S)
+    async with mounted.running(serving=False):
+        mounted.fill_the_wire()
+        results: list[tuple[bytes, Origin]] = []
+
+        async def read() -> None:
+            results.append(await _read(mounted, b"3"))
+
+        async with trio.open_nursery() as readers:
+            for _ in range(3):
+                readers.start_soon(read)
+    assert results == [(_FILES[b"3"], Origin.SOURCE)] * 3
+
+
+@pytest.mark.parametrize("on_open", [True, False])
+def test_a_source_that_hangs_ends_in_time_with_an_error(on_open: bool) -> None:
+    @in_trio
+    async def main() -> None:
+        mounted = Mounted(_FILES, home=lambda unit: NOWHERE, timeout_s=_SHORT_S)
+        async with mounted.running():
+            with Gate() as gate:
+                (mounted.source.open_gates if on_open else mounted.source.read_gates)[b"3"] = gate
+                begin = trio.current_time()
+                with pytest.raises(TimedOutError, match="3: no answer"):
+                    await _read(mounted, b"3")
+                assert trio.current_time() - begin < _SHORT_S + _ANSWERED_S
+                assert await _read(mounted, b"4") == (_FILES[b"4"], Origin.SOURCE)
+            await _until_closed(mounted, opened=2)
+
+    main()
+
+
+@in_trio
+async def test_a_hanging_source_does_not_keep_resident_bytes_back() -> None:
+    mounted = Mounted(_FILES, home=lambda unit: 0 if unit == 4 else NOWHERE)
+    async with mounted.running() as nursery:
+        with Gate() as gate:
+            mounted.source.read_gates[b"3"] = gate
+            file = _open(mounted, b"3")
+            nursery.start_soon(mounted.reader.read, file, 0, 10)
+            await gate.reached()
+            assert await _read(mounted, b"4") == (_FILES[b"4"], Origin.LOCAL)
+            gate.open()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+# --- With the engine's own fetcher at the other end ------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def _joined(fetching: Fetching, mounted: Mounted) -> AsyncIterator[None]:
+    """The mount's words go to the fetcher and its answers back, as in the engine's service."""
+    channel = Channel(mounted.engine_end)
+    fetching.fetcher._send = channel.send
+
+    async def serve(nursery: trio.Nursery) -> None:
+        while received := await channel.receive():
+            match received[0]:
+                case Fetch(unit):
+                    nursery.start_soon(fetching.fetcher.fetch, unit)
+                case Release(unit):
+                    fetching.fetcher.release(unit)
+
+    async with fetching.running() as nursery, mounted.running(serving=False):
+        nursery.start_soon(serve, nursery)
+        yield
+
+
+def _with_fetcher(files: dict[bytes, bytes], staging_bytes: int) -> tuple[Fetching, Mounted]:
+    fetching = Fetching(files, staging_bytes=staging_bytes)
+    fetching.load_all()
+    return fetching, Mounted(files, staging=fetching.staging)
+
+
+@in_trio_time
+async def test_a_file_is_read_through_a_staging_that_holds_one_extent() -> None:
+    fetching, mounted = _with_fetcher({b"huge": _HUGE}, span(EXTENT_BYTES) + 4096)
+    async with _joined(fetching, mounted):
+        for at in range(0, len(_HUGE), 1 << 20):
+            assert await _read(mounted, b"huge", at, 1 << 20) == (_HUGE[at : at + (1 << 20)], Origin.PEER)
+        # Its first part makes room for the second before it is answered.
+        assert await _read(mounted, b"huge", _EDGE - 500, 1000) == (_HUGE[_EDGE - 500 : _EDGE + 500], Origin.PEER)
+    assert fetching.board[Counter.PEER_TIMEOUTS] == 0
+    assert mounted.source.reads == []
+
+
+@in_trio_time
+async def test_readers_at_once_share_a_staging_that_holds_one_unit() -> None:
+    fetching, mounted = _with_fetcher(_FILES, span(1007))
+    results: dict[bytes, tuple[bytes, Origin]] = {}
+
+    async def read(path: bytes) -> None:
+        results[path] = await _read(mounted, path)
+
+    async with _joined(fetching, mounted), trio.open_nursery() as readers:
+        for path in _FILES:
+            readers.start_soon(read, path)
+    assert results == {path: (data, Origin.PEER) for path, data in _FILES.items()}
+    assert fetching.board[Counter.PEER_TIMEOUTS] == 0
+
+
+@in_trio_time
+async def test_every_unit_is_read_many_times_through_a_small_staging() -> None:
+    fetching, mounted = _with_fetcher(_FILES, 4 * span(1007))
+    async with _joined(fetching, mounted):
+        for _ in range(5):
+            for path, data in _FILES.items():
+                assert await _read(mounted, path) == (data, Origin.PEER)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fetching.lent <= 4 * span(1007)
+    assert fetching.board[Counter.GETS] >= len(_FILES)
+    assert mounted.source.reads == []
