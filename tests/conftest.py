@@ -11,7 +11,7 @@ import pytest
 
 from tests.lab import lab
 from tests.launchers import Launcher, installed_launchers
-from tests.mounts import Journal, Mount, MpiMount, mounted, mpi_mounted, unavailable
+from tests.mounts import Journal, Mount, MpiMount, mounted, mpi_mounted, nothing_left, unavailable
 
 __all__ = ["lab"]
 
@@ -38,7 +38,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 @pytest.fixture
 def mount(tmp_path: Path, journal: Journal) -> Iterator[MountFactory]:
     """`mount(source, *options, **how)` makes a mount, with the parameters of `tests.mounts.mounted`."""
-    with contextlib.ExitStack() as stack:
+    with nothing_left(), contextlib.ExitStack() as stack:
         made = iter(range(1000))
 
         def make(source: Path, *options: str, at: Path | None = None, **how: Any) -> Mount:
@@ -59,7 +59,7 @@ def launcher(request: pytest.FixtureRequest) -> Launcher:
 @pytest.fixture
 def mpi_mount(tmp_path: Path, journal: Journal, launcher: Launcher) -> Iterator[MpiMountFactory]:
     """`mpi_mount(ranks, source, *options, **how)` makes a mount of several ranks, see `tests.mounts.mpi_mounted`."""
-    with contextlib.ExitStack() as stack:
+    with nothing_left(), contextlib.ExitStack() as stack:
         made = iter(range(1000))
 
         def make(ranks: int, source: Path, *options: str, **how: Any) -> MpiMount:

@@ -124,28 +124,27 @@ def mounted(
     until: str = "warm",
     command: Sequence[str] = (DEEPIOFS, "mount"),
 ) -> Iterator[Mount]:
-    """One mount, waited for, unmounted at the end, which leaves no mount, process or file behind."""
+    """One mount, waited for, unmounted at the end, which leaves no mount and no process behind; for files see `nothing_left`."""
     line = [*command, str(source), str(point), "-o", ",".join((*MODEST, *options))]
-    with nothing_left():
-        process = place.start([*line, "-f"]) if foreground else None
-        mount = Mount(source, point, place, (0, 0), process)
-        try:
-            if not foreground:
-                place.output(*line)
-            mount.wait(until)
-            stats = mount.stats()
-            mount.processes = (stats["pid"], stats["engine_pid"])
-            yield mount
-            mount.umount()
-            assert str(point) not in place.mountpoints()
-            wait_until(lambda: not any(map(is_running, mount.processes)), f"processes {mount.processes} ended")
-        finally:
-            if str(point) in place.mountpoints():
-                place.run("umount", "-l", str(point))
-            for pid in filter(is_running, filter(None, mount.processes)):
-                os.kill(pid, signal.SIGKILL)
-            if process:
-                end(process)
+    process = place.start([*line, "-f"]) if foreground else None
+    mount = Mount(source, point, place, (0, 0), process)
+    try:
+        if not foreground:
+            place.output(*line)
+        mount.wait(until)
+        stats = mount.stats()
+        mount.processes = (stats["pid"], stats["engine_pid"])
+        yield mount
+        mount.umount()
+        assert str(point) not in place.mountpoints()
+        wait_until(lambda: not any(map(is_running, mount.processes)), f"processes {mount.processes} ended")
+    finally:
+        if str(point) in place.mountpoints():
+            place.run("umount", "-l", str(point))
+        for pid in filter(is_running, filter(None, mount.processes)):
+            os.kill(pid, signal.SIGKILL)
+        if process:
+            end(process)
 
 
 @dataclass
@@ -206,7 +205,7 @@ def mpi_mounted(
     places = [_on_host(lab, HOSTS[rank % len(HOSTS)]) if lab else HERE for rank in range(ranks)]
     line = [DEEPIOFS, "mount", str(source), f"{folder}/mnt%r", "-o", ",".join((*MODEST, *options))]
     output = folder / "launcher-output"
-    with nothing_left(), output.open("w") as sink:
+    with output.open("w") as sink:
         process = subprocess.Popen(
             launcher.command(ranks, line, lab),
             env={**launcher.environment(lab), **(environment or {})},

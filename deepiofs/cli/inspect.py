@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import errno
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deepiofs.cli.mountpoints import FSTYPE, is_dead, mounted_at
+from deepiofs.cli.mountpoints import FSTYPE, mounted_at, within
 from deepiofs.errors import EXIT_OK, DeepiofsError, TimedOutError, UsageError
 
 _POLL_S = 0.05
@@ -21,28 +20,16 @@ _ANSWER_S = 5.0
 
 
 def read_control(mountpoint: str, name: str, within_s: float = _ANSWER_S) -> str:
-    """The text of a control file; DeepiofsError with what to do if there is no mount or it does not answer.
-
-    The read runs in a thread that is left behind if the mount hangs: a reader in the kernel cannot be interrupted.
-    """
+    """The text of a control file; DeepiofsError with what to do if there is no mount or it does not answer."""
     here = mounted_at(mountpoint)
     if here is None or here.fstype != FSTYPE:
         raise DeepiofsError(f"{mountpoint} is not mounted by deepiofs")
-    answer: concurrent.futures.Future[str] = concurrent.futures.Future()
-
-    def read() -> None:
-        try:
-            answer.set_result(Path(mountpoint, ".deepiofs", name).read_text())
-        except Exception as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=read, daemon=True).start()
     try:
-        return answer.result(within_s)
-    except concurrent.futures.TimeoutError:
+        return within(within_s, Path(mountpoint, ".deepiofs", name).read_text)
+    except TimeoutError:
         raise TimedOutError(f"{mountpoint} does not answer within {within_s:g} s") from None
     except OSError as error:
-        if is_dead(mountpoint):
+        if error.errno == errno.ENOTCONN:
             raise DeepiofsError(f"the mount at {mountpoint} is dead; deepiofs umount {mountpoint} clears it") from None
         raise DeepiofsError(f"{mountpoint}: {error.strerror}") from None
 

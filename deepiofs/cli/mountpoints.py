@@ -6,6 +6,7 @@ mount, and a dead mount answers every call with ENOTCONN.
 
 from __future__ import annotations
 
+import concurrent.futures
 import ctypes
 import dataclasses
 import errno
@@ -14,13 +15,18 @@ import re
 import shutil
 import stat
 import subprocess
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from deepiofs.errors import DeepiofsError, FuseUnavailableError, MountPointError
 
 FSTYPE = "fuse.deepiofs"
 _MNT_FORCE, _MNT_DETACH = 1, 2
 _FUSERMOUNT_S = 10
+_ANSWER_S = 5.0
+T = TypeVar("T")
 _OCTAL = re.compile(rb"\\([0-7]{3})")
 
 
@@ -59,15 +65,32 @@ def _topmost(place: str) -> Mounted | None:
 
 
 def is_dead(path: str) -> bool:
-    """Whether the process behind a FUSE mount is gone.
+    """Whether the process behind a FUSE mount is gone; one that hangs is not.
 
     Asked by statvfs(3): the kernel answers stat(2) of the root by itself, as it may keep those attributes.
     """
     try:
-        os.statvfs(path)
+        within(_ANSWER_S, lambda: os.statvfs(path))
     except OSError as error:
         return error.errno == errno.ENOTCONN
     return False
+
+
+def within(seconds: float, call: Callable[[], T]) -> T:
+    """What a call on a mount that may hang returns; TimeoutError (an OSError) if it does not in time.
+
+    It runs in a thread that is left behind then: a reader in the kernel cannot be interrupted.
+    """
+    answer: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(seconds)
 
 
 def expand(template: str, rank: int, local_rank: int, host: str) -> str:

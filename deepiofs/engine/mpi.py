@@ -48,6 +48,8 @@ class MpiWorld:
         place = (self._leaders.rank, self._leaders.size) if leader else None
         self.node, self.nodes = self._node_comm.bcast(place)
         self._peers: MpiPeers | None = None
+        self._node_comm.Barrier()
+        _unlink_shared_files()
 
     def _find_node(self) -> MPI.Comm:
         """The ranks whose memory can be mapped here; ranks in containers of their own may share a host and not that."""

@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyfuse3
@@ -21,6 +24,7 @@ from deepiofs.options import Settings
 log = logging.getLogger(__name__)
 
 _DEVICE = "/dev/fuse"
+_DEVICE_NUMBER = (10, 229)
 _MAX_TASKS = 256
 
 
@@ -28,6 +32,8 @@ def check_fuse(settings: Settings) -> None:
     """FuseUnavailableError, with what to do, if this process cannot mount."""
     if not os.path.exists(_DEVICE):
         raise FuseUnavailableError(f"{_DEVICE} is missing; load the fuse module, or pass the device into the container")
+    if os.stat(_DEVICE).st_rdev != os.makedev(*_DEVICE_NUMBER):
+        raise FuseUnavailableError(f"{_DEVICE} is not the FUSE device; make it with mknod {_DEVICE} c 10 229")
     if not os.access(_DEVICE, os.R_OK | os.W_OK):
         raise FuseUnavailableError(f"{_DEVICE} may not be opened by this user; ask for mode 0666 on it")
     if os.geteuid() == 0:
@@ -61,10 +67,12 @@ class Session:
 
     def __init__(self, operations: Operations, mountpoint: str, options: set[str]) -> None:
         """Mount. FuseUnavailableError if the kernel, or fusermount3, refuses."""
-        try:
-            pyfuse3.init(operations, mountpoint, options)
-        except RuntimeError as error:
-            raise FuseUnavailableError(f"cannot mount at {mountpoint}: {error}") from None
+        with _said() as said:
+            try:
+                pyfuse3.init(operations, mountpoint, options)
+            except RuntimeError as error:
+                why = "; ".join(said()) or str(error)
+                raise FuseUnavailableError(f"cannot mount at {mountpoint}: {why}") from None
 
     def allow_background(self, connection: int, requests: int) -> None:
         """Let the kernel have this many read-ahead requests under way, where it lets us say so.
@@ -85,6 +93,24 @@ class Session:
     def close(self) -> None:
         """Unmount if it still is mounted; open files do not hinder it."""
         pyfuse3.close(unmount=True)
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[Callable[[], list[str]]]:
+    """What libfuse and fusermount3 print on stderr inside the block, for the one line that the user gets."""
+    with tempfile.TemporaryFile() as sink:
+        kept = os.dup(2)
+        os.dup2(sink.fileno(), 2)
+
+        def lines() -> list[str]:
+            sink.seek(0)
+            return sink.read().decode(errors="replace").splitlines()
+
+        try:
+            yield lines
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 def _user_allow_other() -> bool:

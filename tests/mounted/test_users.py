@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mounts import DEEPIOFS, Journal, Mount, Namespace, Place, mounted, reachable_by_all
+from tests.mounts import DEEPIOFS, Journal, Mount, Namespace, Place, mounted, nothing_left, reachable_by_all
 
 pytestmark = [pytest.mark.mounted, pytest.mark.usefixtures("namespaces")]
 
@@ -51,7 +51,7 @@ def home() -> Iterator[Home]:
     for path in (folder, *folder.rglob("*")):
         os.chown(path, OWNER, OWNER)
     folder.chmod(0o755)
-    with Namespace(reachable_by_all()) as namespace:
+    with nothing_left(), Namespace(reachable_by_all()) as namespace:
         yield Home(folder, namespace, namespace.place(OWNER, HOME="/"), namespace.place(OTHER, HOME="/"))
     shutil.rmtree(folder)
 
