@@ -124,7 +124,7 @@ def mounted(
     until: str = "warm",
     command: Sequence[str] = (DEEPIOFS, "mount"),
 ) -> Iterator[Mount]:
-    """One mount, waited for, unmounted at the end, which leaves no mount and no process behind; for files see `nothing_left`."""
+    """One mount, waited for, unmounted at the end. No mount and no process remains; for files see `nothing_left`."""
     line = [*command, str(source), str(point), "-o", ",".join((*MODEST, *options))]
     process = place.start([*line, "-f"]) if foreground else None
     mount = Mount(source, point, place, (0, 0), process)

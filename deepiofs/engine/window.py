@@ -51,7 +51,7 @@ class MpiPeers:
         self._window.Lock_all(MPI.MODE_NOCHECK)
         self._gets: collections.deque[tuple[MPI.Request, Get]] = collections.deque()
         self._sends: list[tuple[MPI.Request, object]] = []
-        self._receives = [self._post(np.empty(_NOTE_WORDS, np.int64)) for _ in range(_RECEIVES)]
+        self._receives = collections.deque(self._post(np.empty(_NOTE_WORDS, np.int64)) for _ in range(_RECEIVES))
         comm.Barrier()
 
     def get(self, rank: int, at: int, into: memoryview) -> Get:
@@ -110,18 +110,25 @@ class MpiPeers:
         return self._notes.Irecv(words, MPI.ANY_SOURCE, _NOTE_TAG), words
 
     def _poll_receives(self) -> bool:
+        """Take notes in the order of the receives: messages match them in the order in which they were posted."""
         moved = False
-        for i, (request, words) in enumerate(self._receives):
-            status = MPI.Status()
+        status = MPI.Status()
+        for _ in range(_RECEIVES):
+            request, words = self._receives[0]
             try:
                 over = request.Test(status)
             except MPI.Exception:
+                # Of a peer that is gone; the receive is spent, another takes its place.
+                self._receives.popleft()
+                self._receives.append(self._post(words))
                 continue
-            if over:
-                kind, *numbers = words.tolist()
-                self._receives[i] = self._post(words)
-                self.on_note(status.source, Note(NoteKind(kind), *numbers))
-                moved = True
+            if not over:
+                break
+            kind, *numbers = words.tolist()
+            self._receives.popleft()
+            self._receives.append(self._post(words))
+            self.on_note(status.source, Note(NoteKind(kind), *numbers))
+            moved = True
         return moved
 
 

@@ -1,0 +1,569 @@
+"""Every promise of docs/SEMANTICS.md has a test, and every test that is named for one exists."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SEMANTICS = ROOT / "docs/SEMANTICS.md"
+_DEFINED = re.compile(r"^- \[(S-[A-Z]+-\d+)\]", re.MULTILINE)
+_MENTIONED = re.compile(r"S-[A-Z]+-\d+")
+
+_TREE = "tests/mounted/test_tree.py::"
+_READS = "tests/mounted/test_reads.py::"
+_RO = "tests/mounted/test_readonly.py::"
+_CONTROL = "tests/mounted/test_control.py::"
+_LIFE = "tests/mounted/test_lifecycle.py::"
+_USERS = "tests/mounted/test_users.py::"
+_BAD = "tests/mounted/test_bad_input.py::"
+_BUDGET = "tests/mounted/test_budget.py::"
+_SEVERAL = "tests/mounted/test_ranks.py::"
+_PROMISED = "tests/mounted/test_promised.py::"
+_FAULTS = "tests/ranks/test_faults.py::"
+_HOSTS = "tests/ranks/test_two_hosts.py::"
+_BINDINGS = "tests/shuffled/test_bindings.py::"
+_ONCE = "tests/shuffled/test_exactly_once.py::"
+_BINDER = "tests/order/test_binder.py::"
+_QUEUES = "tests/order/test_queues.py::"
+_PLAN = "tests/order/test_plan.py::"
+_ENTROPY = "tests/order/test_entropy.py::"
+_PAIRS = "tests/order/test_pairs.py::"
+_SAMPLES = "tests/order/test_samples.py::"
+_SIMULATED = "tests/order/test_shuffle_simulation.py::"
+_SCAN = "tests/unit/test_scan.py::"
+_READER = "tests/unit/test_reader.py::"
+_FETCHER = "tests/unit/test_fetcher.py::"
+_LINK = "tests/unit/test_enginelink.py::"
+_PLACEMENT = "tests/unit/test_placement.py::"
+
+# The tests that show a promise, without their parameters. A test that is named for a promise fails if it is broken.
+PROMISES: dict[str, str | tuple[str, ...]] = {
+    "S-TREE-1": (_TREE + "test_names_and_attributes_are_those_of_the_source", _TREE + "test_check_finds_no_difference"),
+    "S-TREE-2": (
+        _TREE + "test_a_name_that_is_not_there_is_not_found",
+        _PROMISED + "test_the_view_stays_as_it_was_when_the_source_changes",
+    ),
+    "S-TREE-3": (
+        _TREE + "test_a_directory_of_many_files_is_complete_and_right",
+        _TREE + "test_directory_entries_tell_the_type",
+        _PROMISED + "test_a_listing_is_sorted_and_has_no_dots",
+    ),
+    "S-TREE-4": (
+        _TREE + "test_inode_numbers_are_stable_and_tell_files_apart",
+        _PROMISED + "test_the_root_is_inode_1_and_ranks_agree_on_all",
+    ),
+    "S-TREE-5": (
+        _TREE + "test_inode_numbers_are_stable_and_tell_files_apart",
+        _PROMISED + "test_links_are_what_they_lead_to",
+        _PLACEMENT + "test_names_of_one_file_share_its_units",
+    ),
+    "S-TREE-6": (
+        _TREE + "test_names_and_attributes_are_those_of_the_source",
+        _PROMISED + "test_links_are_what_they_lead_to",
+        _SCAN + "test_a_link_may_lead_out_of_the_dataset",
+    ),
+    "S-TREE-7": (
+        _PROMISED + "test_links_are_what_they_lead_to",
+        _SCAN + "test_a_link_to_a_file_of_the_dataset_shares_its_content",
+    ),
+    "S-TREE-8": (
+        _TREE + "test_what_is_left_out_is_counted",
+        _SCAN + "test_a_link_that_dangles_is_left_out_and_counted",
+        _SCAN + "test_a_link_to_itself_is_left_out_and_counted",
+        _SCAN + "test_a_link_to_a_directory_above_it_is_left_out_and_counted",
+    ),
+    "S-TREE-9": _SCAN + "test_all_links_are_left_out_if_asked",
+    "S-TREE-10": (
+        _TREE + "test_what_is_left_out_is_counted",
+        _SCAN + "test_what_is_no_file_is_left_out_and_counted",
+    ),
+    "S-TREE-11": (
+        _LIFE + "test_include_and_exclude_choose_what_is_in_the_view",
+        _SCAN + "test_an_excluded_directory_is_not_even_listed",
+        _SCAN + "test_include_keeps_these_files_only",
+    ),
+    "S-TREE-12": _TREE + "test_what_is_left_out_is_counted",
+    "S-TREE-13": (
+        _USERS + "test_what_the_user_may_not_read_is_said_in_one_line",
+        _SCAN + "test_a_directory_that_cannot_be_read_is_an_error_on_every_rank",
+        _SCAN + "test_a_directory_that_cannot_be_read_may_be_excluded",
+    ),
+    "S-TREE-14": _TREE + "test_a_name_longer_than_any_can_be_is_an_error_of_its_own",
+    "S-ATTR-1": _TREE + "test_names_and_attributes_are_those_of_the_source",
+    "S-ATTR-2": (
+        _PROMISED + "test_times_and_blocks_follow_from_modification_time_and_size",
+        _RO + "test_reading_leaves_the_access_time_of_the_view_alone",
+    ),
+    "S-ATTR-3": (
+        _READS + "test_find_sees_what_the_source_has",
+        _SCAN + "test_a_directory_counts_the_directories_of_the_view_and_not_of_the_source",
+    ),
+    "S-ATTR-4": (
+        _LIFE + "test_owner_and_modes_can_be_given",
+        _PROMISED + "test_a_given_owner_and_mask_are_those_of_directories_too",
+    ),
+    "S-ATTR-5": _PROMISED + "test_times_and_blocks_follow_from_modification_time_and_size",
+    "S-ATTR-6": (
+        _CONTROL + "test_statvfs_shows_a_full_file_system_of_the_dataset_s_size",
+        _PROMISED + "test_statvfs_counts_names_and_blocks",
+    ),
+    "S-READ-1": (
+        _READS + "test_pread_at_random_places",
+        _TREE + "test_diff_finds_only_what_is_left_out",
+        _READER + "test_a_read_is_short_only_at_the_end_of_the_file",
+    ),
+    "S-READ-2": (_READS + "test_mmap", _READS + "test_a_private_mapping_may_be_written_to_and_stays_private"),
+    "S-READ-3": _READS + "test_sendfile",
+    "S-READ-4": (_READS + "test_direct_reads", _PROMISED + "test_direct_reads_at_any_offset_and_length"),
+    "S-READ-5": (_READS + "test_lseek", _READS + "test_a_sparse_file_is_all_data"),
+    "S-READ-6": (
+        _READS + "test_openat_and_the_descriptor_of_a_directory",
+        _READS + "test_threads_read_one_descriptor_at_once",
+        _PROMISED + "test_processes_share_a_descriptor",
+    ),
+    "S-READ-7": _RO + "test_a_reader_who_would_create_what_is_there_may_read",
+    "S-READ-8": (
+        _READER + "test_bytes_come_from_the_nearest_memory_that_has_them",
+        _READER + "test_bytes_come_from_the_source_if_no_memory_has_them",
+        _READER + "test_the_farthest_of_several_origins_is_told_wherever_it_lies",
+        _SEVERAL + "test_two_ranks_hold_the_dataset_once_and_both_serve_all_of_it",
+        _HOSTS + "test_each_byte_is_read_from_the_source_once_and_served_right_on_both_hosts",
+    ),
+    "S-READ-9": (
+        _LIFE + "test_warm_demand_loads_what_is_read",
+        _HOSTS + "test_loading_on_demand_reads_each_byte_once_whoever_asks_first",
+    ),
+    "S-READ-10": _PROMISED + "test_a_second_read_does_not_reach_the_mount",
+    "S-RO-1": _RO + "test_nothing_can_be_changed",
+    "S-RO-2": (
+        _RO + "test_nothing_can_be_changed",
+        _RO + "test_control_files_cannot_be_written",
+        _RO + "test_nothing_can_be_made_beside_the_control_files",
+        _ONCE + "test_writing_a_number_begins_that_pass",
+    ),
+    "S-XATTR-1": (
+        _CONTROL + "test_extended_attributes",
+        _PROMISED + "test_all_hard_links_name_the_first_as_their_sample",
+    ),
+    "S-XATTR-2": (
+        _CONTROL + "test_extended_attributes",
+        _READER + "test_where_bytes_would_come_from_is_known",
+        _HOSTS + "test_a_replicated_file_is_in_the_memory_of_both_hosts_and_read_from_the_source_once",
+    ),
+    "S-XATTR-3": (
+        _CONTROL + "test_extended_attributes",
+        _CONTROL + "test_the_digest_of_a_file_that_is_partly_in_memory",
+    ),
+    "S-XATTR-4": (
+        _CONTROL + "test_other_attributes_do_not_exist",
+        _PROMISED + "test_control_files_have_no_attributes",
+    ),
+    "S-NAME-1": (
+        _PROMISED + "test_listings_are_the_source_s_whatever_was_drawn",
+        _BINDINGS + "test_a_scan_draws_nothing_and_loses_nothing",
+    ),
+    "S-NAME-2": (
+        _SAMPLES + "test_samples_are_the_files_of_a_directory_with_one_stem",
+        _SAMPLES + "test_a_name_up_to_its_first_dot_is_the_stem_and_a_leading_dot_belongs_to_it",
+        _SAMPLES + "test_groups_are_samples_of_one_directory_and_one_signature",
+        _SAMPLES + "test_members_of_samples_of_one_group_correspond",
+        _SAMPLES + "test_dir_never_mixes_directories_and_all_does",
+        _SAMPLES + "test_a_regular_expression_groups_by_what_it_captures_and_leaves_the_rest_alone",
+        _SAMPLES + "test_an_expression_that_captures_nothing_groups_by_what_it_matches",
+        _SAMPLES + "test_shuffle_only_leaves_the_others_their_names",
+        _SAMPLES + "test_the_first_file_of_a_sample_decides_for_all_of_them",
+        _SIMULATED + "test_classes_are_never_mixed",
+        _ONCE + "test_torch_on_one_mount_sees_each_sample_once_per_epoch_in_three_orders",
+    ),
+    "S-NAME-3": (
+        _BINDINGS + "test_two_halves_of_the_same_samples_refuse_to_mount",
+        _BINDINGS + "test_the_attribute_names_the_sample_that_was_read",
+    ),
+    "S-NAME-4": (
+        _BINDINGS + "test_two_halves_of_the_same_samples_refuse_to_mount",
+        _PAIRS + "test_a_conventional_name_is_refused_though_suffixes_agree",
+        _PAIRS + "test_other_suffixes_are_refused_whatever_the_names",
+        _PAIRS + "test_a_few_names_in_common_are_no_pair",
+        _PAIRS + "test_one_name_in_common_is_no_pair",
+        _PAIRS + "test_classes_whose_files_are_numbered_alike_are_not_refused",
+        _PAIRS + "test_shuffle_only_resolves",
+        _PAIRS + "test_a_regular_expression_resolves",
+    ),
+    "S-NAME-5": (
+        _BINDER + "test_s6_an_open_takes_what_the_lookup_reserved",
+        _BINDER + "test_s6_a_lookup_by_another_thread_is_what_the_open_takes",
+        _BINDINGS + "test_stat_then_open_verify_reopen_see_one_sample",
+    ),
+    "S-NAME-6": (
+        _BINDER + "test_s6_a_scan_of_many_names_reserves_one_sample_at_a_time",
+        _BINDER + "test_s6_each_thread_has_a_reservation_of_its_own",
+        _SIMULATED + "test_a_scan_reserves_one_sample_and_draws_none",
+        _BINDINGS + "test_a_scan_draws_nothing_and_loses_nothing",
+    ),
+    "S-NAME-7": (
+        _PROMISED + "test_threads_that_look_a_name_up_share_its_sample",
+        _PROMISED + "test_another_thread_s_lookup_decides_for_all",
+        _BINDER + "test_s6_two_threads_that_look_share_a_reservation",
+        _BINDER + "test_no_draw_is_lost_or_doubled_and_an_open_takes_what_the_kernel_believes",
+    ),
+    "S-NAME-8": (
+        _BINDER + "test_s3_while_a_handle_is_open_another_thread_sees_the_same_sample",
+        _BINDER + "test_s3_ends_with_the_last_handle",
+        _BINDINGS + "test_a_mapping_keeps_its_bytes_while_others_open_the_name",
+        _BINDINGS + "test_eight_threads_and_many_operations_see_whole_samples",
+    ),
+    "S-NAME-9": (
+        _BINDER + "test_s4_open_verify_reopen_sees_one_sample_and_draws_once",
+        _BINDER + "test_s4_ends_when_the_thread_uses_another_sample",
+        _BINDINGS + "test_stat_then_open_verify_reopen_see_one_sample",
+        _PROMISED + "test_another_thread_s_lookup_decides_for_all",
+    ),
+    "S-NAME-10": (
+        _BINDER + "test_s5_a_member_that_was_not_opened_is_of_the_sample_for_any_thread",
+        _BINDER + "test_s5_a_member_opened_again_by_another_thread_is_a_new_sample",
+        _BINDINGS + "test_members_read_in_turn_are_of_one_sample",
+        _BINDINGS + "test_members_opened_by_different_processes_are_of_one_sample",
+    ),
+    "S-NAME-11": (
+        _BINDER + "test_s4_does_not_hold_for_unknown_threads",
+        _BINDER + "test_s3_holds_for_a_handle_of_an_unknown_thread",
+        _BINDER + "test_s5_holds_for_unknown_threads",
+        _BINDER + "test_s6_unknown_threads_keep_a_limited_number_of_reservations",
+        _SIMULATED + "test_threads_that_fuse_does_not_know_draw_each_sample_once",
+    ),
+    "S-NAME-12": (
+        _BINDINGS + "test_sizes_and_bytes_agree_by_stat_fstat_read_pread_and_mmap",
+        _PROMISED + "test_a_sample_taken_back_before_the_open_is_told_with_its_new_size",
+    ),
+    "S-NAME-13": _PROMISED + "test_a_shuffled_name_has_attributes_of_its_own_and_another_s_size",
+    "S-NAME-14": (
+        _BINDINGS + "test_sizes_and_bytes_agree_by_stat_fstat_read_pread_and_mmap",
+        _BINDINGS + "test_eight_threads_and_many_operations_see_whole_samples",
+        _PROMISED + "test_pages_are_kept_only_while_the_name_stands_for_the_same",
+        _BINDER + "test_a_member_opened_before_under_the_binding_is_known",
+    ),
+    "S-NAME-15": _BINDINGS + "test_the_attribute_names_the_sample_that_was_read",
+    "S-NAME-16": (
+        _ONCE + "test_torch_on_one_mount_sees_each_sample_once_per_epoch_in_three_orders",
+        _ONCE + "test_torch_on_several_ranks_sees_each_sample_once_per_pass",
+        _ONCE + "test_drop_last_and_an_epoch_left_in_the_middle_lose_and_repeat_nothing",
+        _ONCE + "test_all_opens_through_one_mount_take_the_other_ones_samples_too",
+        _SIMULATED + "test_readers_that_start_again_in_the_middle_of_an_epoch_go_on_in_its_pass",
+        _SIMULATED + "test_an_epoch_is_a_pass_however_it_is_dealt",
+        _PLAN + "test_queues_of_all_ranks_hold_each_sample_of_the_group_once",
+    ),
+    "S-NAME-17": (
+        _ONCE + "test_what_lies_with_a_mount_that_nobody_reads_is_drawn_by_the_others",
+        _PROMISED + "test_what_was_looked_up_and_not_opened_is_drawn_by_others_after_a_while",
+        _SIMULATED + "test_an_epoch_is_a_pass_however_long_messages_take",
+        _SIMULATED + "test_who_needs_the_last_sample_waits_for_a_lookup_to_become_an_open",
+        _SIMULATED + "test_an_epoch_after_a_scan_is_whole",
+        _SIMULATED + "test_a_thread_that_looks_at_one_name_again_and_again_holds_nobody_up",
+    ),
+    "S-NAME-18": (
+        _SIMULATED + "test_late_answers_and_lost_questions_lose_no_sample",
+        _QUEUES + "test_a_late_sample_is_served_in_its_own_pass_before_this_ones",
+    ),
+    "S-NAME-19": (
+        _ONCE + "test_writing_a_number_begins_that_pass",
+        _PROMISED + "test_epoch_means_nothing_to_names_that_are_not_shuffled",
+    ),
+    "S-NAME-20": (
+        _ONCE + "test_writing_a_number_begins_that_pass",
+        _PROMISED + "test_a_pass_has_31_bits_and_may_be_begun_again",
+        _PROMISED + "test_epoch_means_nothing_to_names_that_are_not_shuffled",
+        _QUEUES + "test_a_pass_begun_again_is_whole_and_the_ones_after_it_too",
+        _QUEUES + "test_one_who_is_behind_moves_on_to_a_pass_that_another_began_by_command",
+        _SIMULATED + "test_an_epoch_begun_by_command_on_every_mount_is_whole",
+    ),
+    "S-NAME-21": (
+        _PROMISED + "test_one_mount_draws_a_group_in_the_order_of_its_plan",
+        _ONCE + "test_equal_seeds_give_equal_orders_and_others_others",
+        _PLAN + "test_a_fresh_plan_says_the_same_whatever_was_asked_before",
+        _PLAN + "test_passes_groups_and_seeds_differ",
+        _SIMULATED + "test_equal_seeds_give_equal_orders_and_others_do_not",
+        _SIMULATED + "test_each_pass_has_an_order_of_its_own",
+    ),
+    "S-NAME-22": (
+        _PROMISED + "test_stats_tell_the_entropy_and_what_it_asks_for",
+        _ENTROPY + "test_the_exchange_meets_the_bound_and_is_at_most_a_full_shuffles",
+        _PLAN + "test_the_share_that_leaves_its_node_is_the_planned_exchange",
+        _PLAN + "test_the_entropy_of_many_passes_is_the_planned_one",
+        _PLAN + "test_figures_of_a_plan_are_the_worst_entropy_and_the_mean_exchange",
+    ),
+    "S-NAME-23": (
+        _PROMISED + "test_an_order_log_is_csv_whatever_the_names",
+        _BINDINGS + "test_members_read_in_turn_are_of_one_sample",
+        _ONCE + "test_torch_on_several_ranks_sees_each_sample_once_per_pass",
+    ),
+    "S-NAME-24": _PROMISED + "test_what_a_mount_that_left_has_not_drawn_is_missing_and_nothing_is_repeated",
+    "S-NAME-25": _PROMISED + "test_without_its_engine_a_mount_draws_its_own_queues_pass_after_pass",
+    "S-CTL-1": (
+        _CONTROL + "test_control_files_are_reachable_but_not_listed",
+        _PROMISED + "test_a_control_directory_of_the_source_is_hidden_but_below_exact",
+    ),
+    "S-CTL-2": _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
+    "S-CTL-3": (
+        _CONTROL + "test_a_control_file_can_be_read_piecemeal_and_has_its_size",
+        _PROMISED + "test_a_control_file_keeps_its_text_for_a_handle",
+    ),
+    "S-CTL-4": (
+        _CONTROL + "test_stats_have_every_field",
+        _CONTROL + "test_metrics_are_prometheus_text_and_agree_with_stats",
+    ),
+    "S-CTL-5": (
+        _CONTROL + "test_stats_count_what_was_read",
+        _PROMISED + "test_reads_and_bytes_by_origin_add_up",
+    ),
+    "S-CTL-6": (
+        _PROMISED + "test_on_demand_a_mount_is_warm_when_all_was_asked_for",
+        _LIFE + "test_warm_full_reports_success_when_all_is_loaded",
+        _SEVERAL + "test_two_ranks_hold_the_dataset_once_and_both_serve_all_of_it",
+    ),
+    "S-CTL-7": (
+        _CONTROL + "test_config_shows_what_is_in_force",
+        _CONTROL + "test_a_percentage_of_memory_is_shown_in_bytes",
+        _PROMISED + "test_config_has_all_options_and_what_sizes_came_to",
+    ),
+    "S-CTL-8": (
+        _CONTROL + "test_version_and_health",
+        _LIFE + "test_the_mount_goes_on_without_its_engine",
+        _HOSTS + "test_a_flipped_byte_in_a_peers_memory_is_counted_and_never_delivered",
+        _PROMISED + "test_health_tells_of_files_that_could_not_be_loaded",
+        _PROMISED + "test_a_late_engine_costs_one_wait_and_is_told_of",
+        _PROMISED + "test_a_silent_peer_is_not_waited_for",
+    ),
+    "S-CTL-9": (
+        _TREE + "test_the_exact_twin_is_the_same_tree",
+        _CONTROL + "test_control_files_are_reachable_but_not_listed",
+        _PROMISED + "test_a_shuffled_name_has_attributes_of_its_own_and_another_s_size",
+        _BINDINGS + "test_the_attribute_names_the_sample_that_was_read",
+    ),
+    "S-CTL-10": _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
+    "S-PERM-1": (
+        _LIFE + "test_mountinfo_shows_what_it_is",
+        _USERS + "test_with_allow_other_the_modes_decide",
+    ),
+    "S-PERM-2": (
+        _USERS + "test_another_user_and_root_do_not_get_in",
+        _PROMISED + "test_with_allow_root_root_gets_in_and_others_do_not",
+    ),
+    "S-PERM-3": _USERS + "test_with_allow_other_the_modes_decide",
+    "S-PERM-4": _USERS + "test_letting_others_in_needs_the_machine_s_consent",
+    "S-PERM-5": _LIFE + "test_mountinfo_shows_what_it_is",
+    "S-PERM-6": (
+        _USERS + "test_a_user_mounts_reads_and_unmounts",
+        _USERS + "test_a_file_that_may_not_be_read_is_an_error_of_that_file_alone",
+    ),
+    "S-FAIL-1": (
+        _FETCHER + "test_a_flipped_byte_is_noticed_counted_and_got_again",
+        _FETCHER + "test_a_unit_that_differs_twice_is_missed",
+        _FAULTS + "test_a_flipped_byte_in_a_neighbours_memory_is_counted_and_never_delivered",
+        _HOSTS + "test_a_flipped_byte_in_a_peers_memory_is_counted_and_never_delivered",
+    ),
+    "S-FAIL-2": (
+        _FAULTS + "test_a_flipped_byte_in_a_neighbours_memory_is_counted_and_never_delivered",
+        _READER + "test_a_unit_is_compared_once_for_each_handle",
+        _READER + "test_verify_off_compares_nothing",
+        _FETCHER + "test_while_the_job_is_loading_digests_are_compared_even_if_verify_is_off",
+        _FETCHER + "test_once_the_job_is_warm_verify_off_compares_nothing",
+    ),
+    "S-FAIL-3": (
+        _PROMISED + "test_a_silent_peer_is_not_waited_for",
+        _FETCHER + "test_a_peer_that_does_not_answer_is_missed_in_time_and_suspect",
+        _FETCHER + "test_a_suspect_is_left_alone_and_then_probed",
+        "tests/unit/test_suspects.py::test_who_failed_is_left_alone_for_five_seconds",
+        "tests/unit/test_suspects.py::test_a_probe_that_fails_doubles_the_pause_up_to_a_minute",
+    ),
+    "S-FAIL-4": (
+        _LIFE + "test_the_mount_goes_on_without_its_engine",
+        _FAULTS + "test_a_killed_engine_leaves_all_mounts_serving_right_bytes_and_health_says_so",
+    ),
+    "S-FAIL-5": (
+        _PROMISED + "test_a_late_engine_costs_one_wait_and_is_told_of",
+        _LINK + "test_an_engine_that_does_not_answer_is_left_alone_for_a_while",
+        _READER + "test_a_late_engine_costs_one_wait_and_then_none",
+    ),
+    "S-FAIL-6": (
+        _READER + "test_a_source_that_hangs_ends_in_time_with_an_error",
+        _READER + "test_a_late_engine_costs_one_wait_and_then_none",
+    ),
+    "S-FAIL-7": (
+        _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
+        _READER + "test_a_file_that_changed_is_an_error_and_not_other_bytes",
+        _READER + "test_resident_bytes_are_served_whatever_became_of_the_source",
+    ),
+    "S-FAIL-8": (
+        _USERS + "test_a_file_that_may_not_be_read_is_an_error_of_that_file_alone",
+        _PROMISED + "test_health_tells_of_files_that_could_not_be_loaded",
+        _READER + "test_an_error_of_the_source_keeps_its_number",
+    ),
+    "S-FAIL-9": (
+        _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
+        _PROMISED + "test_health_tells_of_files_that_could_not_be_loaded",
+    ),
+    "S-FAIL-10": (
+        _FAULTS + "test_a_killed_engine_leaves_all_mounts_serving_right_bytes_and_health_says_so",
+        _PROMISED + "test_a_silent_peer_is_not_waited_for",
+        _READER + "test_an_engine_that_dies_while_it_is_asked_costs_no_read",
+        _FETCHER + "test_an_error_of_mpi_is_counted_missed_and_suspect",
+    ),
+    "S-MEM-1": (
+        _BUDGET + "test_memory_stays_within_what_was_given",
+        "tests/unit/test_manifest.py::test_a_row_takes_at_most_100_bytes_beside_its_name",
+    ),
+    "S-MEM-2": (
+        _BAD + "test_more_memory_than_there_is",
+        "tests/unit/test_budget.py::test_what_does_not_fit_is_an_error_that_names_what_was_asked_and_what_there_is",
+    ),
+    "S-MEM-3": (
+        _SEVERAL + "test_two_ranks_hold_the_dataset_once_and_both_serve_all_of_it",
+        _READS + "test_what_exceeds_the_cache_comes_from_the_source",
+        _PLACEMENT + "test_every_unit_is_placed_once_or_nowhere",
+    ),
+    "S-MEM-4": (
+        _HOSTS + "test_a_replicated_file_is_in_the_memory_of_both_hosts_and_read_from_the_source_once",
+        _PLACEMENT + "test_with_room_every_wanted_unit_is_on_the_node",
+        _PLACEMENT + "test_replicas_lie_behind_the_own_units_and_do_not_overlap",
+    ),
+    # The fixtures `mount` and `mpi_mount` compare /dev/shm before and after; these kill processes in between.
+    "S-MEM-5": (
+        _LIFE + "test_umount_clears_a_dead_mount",
+        _LIFE + "test_the_mount_goes_on_without_its_engine",
+        _FAULTS + "test_a_killed_engine_leaves_all_mounts_serving_right_bytes_and_health_says_so",
+    ),
+    "S-MEM-6": _BUDGET + "test_memory_stays_within_what_was_given",
+    "S-MOUNT-1": (
+        _BAD + "test_of_several_ranks_one_says_what_is_wrong",
+        _FAULTS + "test_a_mount_point_that_is_missing_for_one_rank_fails_all_with_one_line",
+        _FAULTS + "test_a_source_that_is_missing_is_told_once",
+        _PROMISED + "test_what_hinders_one_rank_is_told_with_its_number_and_host",
+        _PROMISED + "test_wrong_options_are_told_by_each_rank",
+    ),
+    "S-MOUNT-2": (
+        _LIFE + "test_a_background_mount_leaves_its_caller",
+        _LIFE + "test_a_signal_unmounts_and_is_no_failure",
+        _PROMISED + "test_one_rank_under_a_launcher_stays_in_the_foreground",
+        _PROMISED + "test_under_a_launcher_mpi_off_loads_no_mpi_and_goes_to_the_background",
+    ),
+    "S-MOUNT-3": (
+        _BAD + "test_a_mount_point_that_does_not_exist",
+        _BAD + "test_a_mount_point_that_is_no_directory",
+        _BAD + "test_a_mount_point_that_is_not_empty",
+        _BAD + "test_a_mount_point_that_is_in_use",
+        _FAULTS + "test_ranks_that_would_mount_at_one_place_all_fail_with_one_line",
+        _LIFE + "test_mounting_over_a_dead_mount_works",
+    ),
+    "S-MOUNT-4": (
+        _LIFE + "test_warm_full_reports_success_when_all_is_loaded",
+        _LIFE + "test_warm_demand_loads_what_is_read",
+        _LIFE + "test_a_signal_while_it_is_loading",
+    ),
+    "S-MOUNT-5": (
+        _LIFE + "test_wait_times_out",
+        _LIFE + "test_commands_do_not_hang_on_a_mount_that_does",
+        _PROMISED + "test_waiting_for_a_mount_that_cannot_become_warm_ends_with_1",
+        _PROMISED + "test_on_demand_a_mount_is_warm_when_all_was_asked_for",
+    ),
+    "S-MOUNT-6": (_LIFE + "test_umount_again_is_fine", _LIFE + "test_umount_leaves_other_file_systems_alone"),
+    "S-MOUNT-7": (
+        _LIFE + "test_umount_of_a_mount_in_use_says_so",
+        _READS + "test_an_open_file_can_be_read_after_its_mount_is_gone_from_the_tree",
+    ),
+    "S-MOUNT-8": (
+        _FAULTS + "test_after_one_mount_left_the_other_still_gets_its_half_from_the_lingering_engine",
+        _FAULTS + "test_an_engine_whose_peer_never_leaves_ends_by_itself_within_linger",
+    ),
+    "S-MOUNT-9": (
+        _LIFE + "test_umount_waits_for_the_processes",
+        _PROMISED + "test_a_mount_leaves_the_source_as_it_was",
+        _FAULTS + "test_an_engine_whose_peer_never_leaves_ends_by_itself_within_linger",
+    ),
+    "S-MOUNT-10": (
+        _LIFE + "test_an_index_is_used_while_it_matches",
+        _LIFE + "test_an_index_is_built_anew_when_the_source_has_changed",
+        _LIFE + "test_a_damaged_index_is_built_anew",
+        "tests/unit/test_indexing.py::test_an_index_of_another_selection_is_built_anew",
+    ),
+    "S-MOUNT-11": (
+        _LIFE + "test_umount_clears_a_dead_mount",
+        _LIFE + "test_umount_clears_a_mount_that_hangs_and_frees_who_waits_for_it",
+        _USERS + "test_root_can_unmount_it",
+    ),
+    "S-PROC-1": (
+        _LIFE + "test_a_signal_unmounts_and_is_no_failure",
+        _LIFE + "test_a_signal_unmounts_though_a_file_is_open",
+        _PROMISED + "test_sigusr1_and_signals_to_the_engine_are_ignored",
+    ),
+    "S-PROC-2": (
+        _PROMISED + "test_sigusr1_and_signals_to_the_engine_are_ignored",
+        _LIFE + "test_the_mount_goes_on_without_its_engine",
+    ),
+    "S-PROC-3": (_LIFE + "test_umount_clears_a_dead_mount", _LIFE + "test_mounting_over_a_dead_mount_works"),
+    "S-PROC-4": (
+        "tests/unit/test_errors.py::test_every_error_ends_a_command_with_a_code_of_the_table",
+        _BAD + "test_a_missing_source",
+        _BAD + "test_a_wrong_command_line",
+        _BAD + "test_a_machine_without_fuse",
+        _BAD + "test_more_memory_than_there_is",
+        _LIFE + "test_a_rank_without_an_mpi_library_says_what_to_install",
+        _LIFE + "test_wait_times_out",
+    ),
+    "S-PROC-5": (
+        _BAD + "test_an_unknown_option_names_the_nearest",
+        _PROMISED + "test_a_traceback_is_shown_at_debug_only",
+    ),
+    "S-PROC-6": (
+        _LIFE + "test_no_mpi_library_is_needed_for_one_mount",
+        _PROMISED + "test_under_a_launcher_mpi_off_loads_no_mpi_and_goes_to_the_background",
+    ),
+    "S-PROC-7": (
+        _TREE + "test_check_finds_no_difference",
+        _TREE + "test_check_finds_what_differs",
+        _PROMISED + "test_check_finds_other_times_and_modes",
+    ),
+}
+
+
+def _tests_of(promise: str) -> tuple[str, ...]:
+    named = PROMISES[promise]
+    return (named,) if isinstance(named, str) else named
+
+
+@functools.cache
+def _tests_in(path: str) -> frozenset[str]:
+    """The tests that a file defines, with their class if they have one."""
+    tree = ast.parse((ROOT / path).read_text())
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            methods = (sub for sub in node.body if isinstance(sub, ast.FunctionDef | ast.AsyncFunctionDef))
+            found |= {f"{node.name}::{method.name}" for method in methods}
+    return frozenset(name for name in found if name.rpartition("::")[2].startswith("test_"))
+
+
+def test_every_promise_is_in_the_table_and_nothing_else() -> None:
+    defined = _DEFINED.findall(SEMANTICS.read_text())
+    assert sorted(defined) == sorted(set(defined)), "an id is given twice"
+    assert set(defined) == PROMISES.keys()
+
+
+def test_every_promise_that_is_mentioned_is_defined() -> None:
+    text = SEMANTICS.read_text()
+    assert set(_MENTIONED.findall(text)) <= set(_DEFINED.findall(text))
+
+
+@pytest.mark.parametrize("promise", PROMISES)
+def test_the_tests_of_a_promise_exist(promise: str) -> None:
+    for test in _tests_of(promise):
+        path, _, name = test.partition("::")
+        assert (ROOT / path).exists(), test
+        assert name in _tests_in(path), test
+    assert len(set(_tests_of(promise))) == len(_tests_of(promise)) > 0
