@@ -246,11 +246,15 @@ def _on_host(lab: Lab, host: str) -> Place:
 class Namespace:
     """A mount namespace that lives until it is closed, for what a test must not do to the machine.
 
-    `script` is a shell script that changes it. Needs root.
+    `script` is a shell script that changes it. keep_mounts: with copies of what deepiofs has mounted, which keep it
+    alive when it is unmounted elsewhere. Needs root.
     """
 
-    def __init__(self, script: str = "") -> None:
-        keeper = f"set -e\n{script}\necho ready\nexec >/dev/null\nexec cat"
+    def __init__(self, script: str = "", keep_mounts: bool = False) -> None:
+        lines = ["set -e", script, "echo ready", "exec >/dev/null", "exec cat"]
+        if not keep_mounts:
+            lines.insert(1, rf"awk '/ - {FSTYPE} / {{print $5}}' /proc/self/mountinfo | xargs -r umount -l")
+        keeper = "\n".join(lines)
         self._keeper = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", keeper],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

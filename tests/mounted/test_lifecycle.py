@@ -63,6 +63,27 @@ def test_umount_waits_for_the_processes(mount: MountFactory, small: Path) -> Non
     assert not is_running(view.processes[1])
 
 
+@pytest.fixture
+def copied(mount: MountFactory, small: Path, namespaces: None) -> Iterator[Mount]:
+    """A mount of which another mount namespace has a copy, as that of a container that was started meanwhile."""
+    view = mount(small)
+    with Namespace(keep_mounts=True) as container:
+        assert str(view.point) in container.place().mountpoints()
+        yield view
+
+
+def test_umount_ends_a_mount_of_which_a_container_has_a_copy(copied: Mount) -> None:
+    copied.umount()
+    wait_until(lambda: not any(map(is_running, copied.processes)), "the processes ended")
+
+
+def test_what_such_a_mount_leaves_to_the_next_at_its_place_stays(copied: Mount, mount: MountFactory) -> None:
+    HERE.output("umount", str(copied.point))
+    view = mount(copied.source, at=copied.point)
+    wait_until(lambda: not any(map(is_running, copied.processes)), "the processes of the first ended")
+    assert (view.point / "a/one.jpg").read_text() == "the bytes of a/one.jpg"
+
+
 def test_umount_again_is_fine(mount: MountFactory, small: Path, tmp_path: Path) -> None:
     view = mount(small)
     view.umount()
