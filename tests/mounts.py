@@ -253,7 +253,7 @@ class Namespace:
     def __init__(self, script: str = "", keep_mounts: bool = False) -> None:
         lines = ["set -e", script, "echo ready", "exec >/dev/null", "exec cat"]
         if not keep_mounts:
-            lines.insert(1, rf"awk '/ - {FSTYPE} / {{print $5}}' /proc/self/mountinfo | xargs -r umount -l")
+            lines.insert(1, rf"awk '/ - {FSTYPE} / {{print $5}}' /proc/self/mountinfo | xargs -r umount -l || true")
         keeper = "\n".join(lines)
         self._keeper = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", keeper],

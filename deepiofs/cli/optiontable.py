@@ -33,7 +33,7 @@ nothing for `staging`. What does not fit in `cache` is read from the source each
 `include`, `exclude`, `replicate` and `shuffle_only` take patterns separated by `:`.
 
 - A pattern without a slash means a name at any depth: `*.jpg`.
-- A pattern with a slash means a whole path from the root: `train/*/*.jpg`.
+- A pattern with a slash, in it or before it, means a whole path from the root: `train/*/*.jpg`, `/cache`.
 - `*` and `?` do not cross a slash, `**` does; `[a-z]` is a set, `{a,b}` alternatives (the comma written `\\,`).
   Case counts, and a leading dot is a character like others.
 - What matches a directory means all that is below it: `exclude=tmp` leaves out every directory `tmp` and its content.

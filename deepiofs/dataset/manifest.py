@@ -22,6 +22,8 @@ import numpy.typing as npt
 import xxhash
 
 ROOT = 0
+# What a mount has for itself at the root. A source's own entry of this name is seen below `.deepiofs/exact` only.
+CONTROL_NAME = b".deepiofs"
 
 # name -> dtype. `name_at` has one entry more than there are rows; `names` is the blob they point into.
 COLUMNS: Mapping[str, str] = {

@@ -16,7 +16,7 @@ import re
 import numpy as np
 import numpy.typing as npt
 
-from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.manifest import CONTROL_NAME, ROOT, Manifest
 from deepiofs.dataset.selection import Globs
 
 ALONE = -1
@@ -85,12 +85,21 @@ def group_samples(
     if shuffle_only:
         globs = Globs(shuffle_only)
         meant = meant & np.fromiter((globs.cover(manifest.path(row)) for row in leaders.tolist()), bool, len(leaders))
+    if manifest.lookup(ROOT, CONTROL_NAME) is not None:
+        meant = meant & np.fromiter(
+            (not _is_hidden(manifest.path(row)) for row in leaders.tolist()), bool, len(leaders)
+        )
     chosen = np.flatnonzero(meant)
     _, first, back = np.unique(_mixed(keys[chosen]) + samples.signature[chosen], return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int32)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
     group[chosen] = number[back.reshape(-1)]
     return group
+
+
+def _is_hidden(path: bytes) -> bool:
+    """Whether no name outside `.deepiofs/exact` leads there: such samples must not be served under others' names."""
+    return path == CONTROL_NAME or path.startswith(CONTROL_NAME + b"/")
 
 
 def _keys(manifest: Manifest, leaders: Ints, shuffle: str) -> tuple[Words, npt.NDArray[np.bool_]]:

@@ -17,13 +17,14 @@ from collections.abc import Iterator
 import trio
 import xxhash
 
+from deepiofs.dataset.manifest import CONTROL_NAME
 from deepiofs.errors import DeepiofsError
 from deepiofs.fs.control import ControlTree
 from deepiofs.fs.counts import Counts
 from deepiofs.fs.fetch import OpenFile, Reader
 from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.shuffle import Bound, Shuffle
-from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NAME, CONTROL_NODE, ROOT_NODE, Attributes, Tree
+from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NODE, ROOT_NODE, Attributes, Tree
 
 log = logging.getLogger(__name__)
 

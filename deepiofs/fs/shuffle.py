@@ -31,6 +31,8 @@ _INLINE_SAMPLES = 20_000
 # A lookup whose open has not followed within this does not hold up the end of a pass.
 _STALE_S = 1.0
 _PAUSE_S = 0.05
+# For how long a rank that did not answer counts as empty without being asked.
+_SILENT_S = 60.0
 
 Ask = Callable[[int, int, int], Awaitable[Answer | None]]
 
@@ -78,6 +80,7 @@ class Shuffle:
         self._computed: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
         self._stealing: dict[int, trio.Event] = {}
         self._takers: collections.Counter[int] = collections.Counter()  # tasks that need an entry, by group
+        self._silent_until: dict[int, float] = {}
         self._changed = trio.Event()
         self._awaited = 0
         self._base = 0
@@ -144,6 +147,7 @@ class Shuffle:
 
     def stolen(self, rank: int, group: int, number: int, answer: Answer) -> None:
         """An answer came, in time or late."""
+        self._silent_until.pop(rank, None)
         if answer.reply is Reply.SAMPLE:
             self.steals += 1
         self._queues_of(group).answered(rank, number, answer)
@@ -227,8 +231,13 @@ class Shuffle:
         return any(reply is not Reply.BUSY for reply in replies)
 
     async def _ask_one(self, rank: int, group: int, number: int, replies: list[Reply]) -> None:
-        answer = await self._ask(rank, group, number)
+        answer = None
+        if trio.current_time() >= self._silent_until.get(rank, 0.0):
+            answer = await self._ask(rank, group, number)
         if answer is None:
+            # One that is gone must not be waited for again in each group and pass.
+            if trio.current_time() >= self._silent_until.get(rank, 0.0):
+                self._silent_until[rank] = trio.current_time() + _SILENT_S
             self._queues_of(group).give_up(rank)
         replies.append(Reply.EMPTY if answer is None else answer.reply)
 
@@ -261,7 +270,8 @@ class Shuffle:
         queues = self._queues.get(group)
         if queues is None:
             queues = GroupQueues(group, self._rank, self._n_ranks, lambda number: self._load(group, number))
-            queues.current = self._base
+            if self._base:
+                queues.begin(self._base)  # a pass that was begun by command, before this group was used
             self._queues[group] = queues
         return queues
 

@@ -13,14 +13,13 @@ import dataclasses
 import stat
 from collections.abc import Callable, Iterator
 
-from deepiofs.dataset.manifest import ROOT, Manifest
+from deepiofs.dataset.manifest import CONTROL_NAME, ROOT, Manifest
 from deepiofs.options import Settings
 
 ROOT_NODE = 1
 EXACT_BASE = 1 << 40
 CONTROL_BASE = 1 << 48
 
-CONTROL_NAME = b".deepiofs"
 EXACT_NAME = b"exact"
 CONTROL_NODE = CONTROL_BASE
 EXACT_NODE = EXACT_BASE + ROOT + 1
