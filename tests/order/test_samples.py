@@ -23,7 +23,8 @@ _NAMES = st.one_of(
     st.binary(min_size=255, max_size=255).map(lambda name: name.translate(_FORBIDDEN)),
 ).filter(lambda name: name not in (b".", b".."))
 _DIRECTORIES = st.sampled_from([b"", b"x/", b"y/", b"x.jpg/", b"x/deep/"])
-_PATHS = st.builds(bytes.__add__, _DIRECTORIES, _NAMES)
+# What the control directory hides is never shuffled, see the test of it.
+_PATHS = st.builds(bytes.__add__, _DIRECTORIES, _NAMES).filter(lambda path: path != b".deepiofs")
 
 
 def _manifest(paths: Iterable[bytes]) -> Manifest:
@@ -259,3 +260,10 @@ def test_the_first_file_of_a_sample_decides_for_all_of_them() -> None:
     paths = [b"1.jpg", b"1.json", b"2.jpg", b"2.json"]
     assert _groups(paths, "dir", ("*.jpg",)) == ({frozenset([b"1.jpg", b"2.jpg"])}, set())
     assert _groups(paths, "dir", ("*.json",)) == (set(), {b"1.jpg", b"2.jpg"})
+
+
+def test_what_the_control_directory_hides_is_never_drawn_for_another_name() -> None:
+    paths = [b".deepiofs/mine", b".deepiofs.txt", b"a", b"b"]
+    groups, alone = _groups(paths, "all")
+    assert alone == {b".deepiofs/mine"}
+    assert frozenset([b"a", b"b"]) in groups
