@@ -18,7 +18,7 @@ import trio
 
 from deepiofs import __version__
 from deepiofs.cli.engineprocess import EngineProcess, Shared
-from deepiofs.cli.mountpoints import expand, mounted_at, prepare_mountpoint
+from deepiofs.cli.mountpoints import Mounted, expand, is_mounted, mounted_at, prepare_mountpoint
 from deepiofs.cli.progress import wait_warm
 from deepiofs.dataset.sources import open_source
 from deepiofs.errors import DeepiofsError
@@ -39,6 +39,8 @@ from deepiofs.options import Settings
 from deepiofs.order.plan import Membership, Plan
 
 _PASSES = 1 << 31
+# How often to look whether it is still mounted.
+_LOOK_S = 1.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -80,9 +82,11 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
             with ExitStack() as stack:
                 filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, stack)
                 session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
-                stack.callback(session.close)
-                if here := mounted_at(mountpoint):
+                here = mounted_at(mountpoint)
+                stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
+                if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
+                    nursery.start_soon(_cancel_when_unmounted, here, filesystem, nursery.cancel_scope)
                 live(mountpoint)
                 await session.serve()
             nursery.cancel_scope.cancel()
@@ -171,6 +175,17 @@ def _begin_pass(shuffle: Shuffle | None, text: str) -> None:
         raise ValueError("out of range")
     if shuffle:
         shuffle.begin(number)
+
+
+async def _cancel_when_unmounted(here: Mounted, filesystem: FileSystem, scope: trio.CancelScope) -> None:
+    """End once it is mounted here no more and no file is open.
+
+    The kernel ends the session by itself only with the last copy of the mount, and every mount namespace that was
+    made meanwhile, a container's say, has a copy.
+    """
+    while is_mounted(here) or filesystem.open_handles:
+        await trio.sleep(_LOOK_S)
+    scope.cancel()
 
 
 async def _cancel_on_signal(scope: trio.CancelScope) -> None:

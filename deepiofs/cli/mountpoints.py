@@ -16,7 +16,7 @@ import shutil
 import stat
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,15 +53,21 @@ def canonical(path: str) -> str:
     return here.mountpoint if here else os.path.realpath(path)
 
 
+def is_mounted(mount: Mounted) -> bool:
+    """Whether that very mount is still there, be it beneath another."""
+    return any(one.device_minor == mount.device_minor and one.fstype == mount.fstype for one in _all_mounted())
+
+
 def _topmost(place: str) -> Mounted | None:
-    found = None
+    return next((one for one in reversed(list(_all_mounted())) if one.mountpoint == place), None)
+
+
+def _all_mounted() -> Iterator[Mounted]:
     for line in Path("/proc/self/mountinfo").read_bytes().splitlines():
         before, _, after = line.partition(b" - ")
         fields, (fstype, source, *_) = before.split(b" "), after.split(b" ")
-        if _unescaped(fields[4]) == place:
-            minor = int(fields[2].split(b":")[1])
-            found = Mounted(place, fstype.decode(), _unescaped(source), minor)
-    return found
+        minor = int(fields[2].split(b":")[1])
+        yield Mounted(_unescaped(fields[4]), fstype.decode(), _unescaped(source), minor)
 
 
 def is_dead(path: str) -> bool:

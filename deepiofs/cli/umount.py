@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deepiofs.cli.inspect import read_stats
-from deepiofs.cli.mountpoints import FSTYPE, mounted_at, unmount
-from deepiofs.errors import EXIT_OK, DeepiofsError
+from deepiofs.cli.mountpoints import FSTYPE, is_dead, mounted_at, unmount
+from deepiofs.errors import EXIT_OK, DeepiofsError, TimedOutError
 
 _END_S = 10.0
 _POLL_S = 0.02
@@ -35,13 +35,16 @@ def umount_one(mountpoint: str) -> None:
         return
     if here.fstype != FSTYPE:
         raise DeepiofsError(f"{mountpoint} is a mount of {here.fstype}, not of deepiofs")
+    stats = None
     try:
         stats = read_stats(mountpoint)
-    except DeepiofsError:  # it is dead, hangs, or lets this user not look into it
+    except TimedOutError:  # it hangs
         unmount(mountpoint, lazy=True)
-        return
-    unmount(mountpoint)
-    if stats["size"] == 1:  # the processes of more linger for their peers
+    except DeepiofsError:  # it is dead, or lets this user not look into it
+        unmount(mountpoint, lazy=is_dead(mountpoint))
+    else:
+        unmount(mountpoint)
+    if stats and stats["size"] == 1:  # the processes of more linger for their peers
         _wait_until_gone(stats["pid"])
 
 

@@ -90,9 +90,12 @@ class Session:
         with fast_loop():
             await pyfuse3.main(max_tasks=_MAX_TASKS)
 
-    def close(self) -> None:
-        """Unmount if it still is mounted; open files do not hinder it."""
-        pyfuse3.close(unmount=True)
+    def close(self, unmount: bool) -> None:
+        """End the session; open files do not hinder it.
+
+        unmount: whether it still is mounted. If not, libfuse would take away what is mounted there by now.
+        """
+        pyfuse3.close(unmount=unmount)
 
 
 @contextlib.contextmanager
