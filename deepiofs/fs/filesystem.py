@@ -211,7 +211,7 @@ class FileSystem:
             path = self._tree.manifest.path
             origin = self._reader.origin(file).name.lower()
             self._order_log.drawn(bound.number, bound.position, path(row), path(bound.row), origin)
-        return Opened(handle, keep_cache=bound.keep_cache, size_is_news=not bound.announced)
+        return Opened(handle, keep_cache=bound.keep_cache, size_is_news=not bound.keep_cache)
 
     def _is_directory(self, node: int) -> bool:
         return stat.S_ISDIR(self._tree.manifest.mode_of[self._tree.row(node)])
