@@ -107,6 +107,11 @@ class FileSystem:
             return self._tree.shuffled_attributes(node, await shuffle.look(thread, row))
         return self._plain_attributes(node)
 
+    def listing(self, node: int, change: int) -> None:
+        """A directory is opened (1) or closed (-1)."""
+        if self._shuffle is not None and node < CONTROL_BASE:
+            self._shuffle.told.listing(self._tree.row(node), change)
+
     def list_directory(self, node: int, after: int) -> Iterator[tuple[bytes, Attributes, int]]:
         """(name, attributes, position) of the entries behind a position. Reserves nothing."""
         entries = self._control.children(after) if node == CONTROL_NODE else self._tree.children(node, after)
@@ -211,7 +216,7 @@ class FileSystem:
             path = self._tree.manifest.path
             origin = self._reader.origin(file).name.lower()
             self._order_log.drawn(bound.number, bound.position, path(row), path(bound.row), origin)
-        return Opened(handle, keep_cache=bound.keep_cache, size_is_news=not bound.keep_cache)
+        return Opened(handle, keep_cache=bound.keep_cache, size_is_news=not bound.announced)
 
     def _is_directory(self, node: int) -> bool:
         return stat.S_ISDIR(self._tree.manifest.mode_of[self._tree.row(node)])

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.fs.told import Told
 from deepiofs.order.binder import UNKNOWN_THREAD, Binder, Binding
 from deepiofs.order.plan import Plan
 from deepiofs.order.queues import Answer, Draw, GroupQueues, Reply, victim_order
@@ -56,7 +57,7 @@ class Bound:
     draws: bool
     position: int  # of the draw in this mount
     keep_cache: bool
-    announced: bool  # whether the lookup before told the kernel this size
+    announced: bool  # whether the kernel is sure to believe this size, which the lookup before told
 
     @property
     def number(self) -> int:
@@ -81,6 +82,7 @@ class Shuffle:
         self._stealing: dict[int, trio.Event] = {}
         self._takers: collections.Counter[int] = collections.Counter()  # tasks that need an entry, by group
         self._silent_until: dict[int, float] = {}
+        self.told = Told()
         self._changed = trio.Event()
         self._awaited = 0
         self._base = 0
@@ -109,13 +111,15 @@ class Shuffle:
                 binding = self._reserve(thread, row, draw)
             else:
                 self._give_back(draw)
+        self.told.tell(thread, row, self._manifest.parent_of[row])
         return self._member(binding.draw.sample, self._member_of(row))
 
     async def open(self, thread: int, row: int) -> Bound:
         """Bind a name for a handle; draws unless the sample was drawn before."""
         name, member = self._sample_of[row], self._member_of(row)
+        self.told.heard_of(thread)
         opened = self._binder.open(thread, name, member)
-        announced = opened is not None
+        announced = opened is not None and not self.told.may_have_crossed(row)
         while opened is None:  # revoked between lookup and open, or opened without a lookup
             await self.look(thread, row)
             opened = self._binder.open(thread, name, member)

@@ -72,6 +72,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
+        self._fs.listing(inode, 1)
         return FileHandleT(inode)
 
     @_guarded
@@ -119,8 +120,9 @@ class Operations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EROFS)
         return _entry(await self._fs.attributes(inode, ctx.pid))
 
+    @_guarded
     async def releasedir(self, fh: FileHandleT) -> None:
-        return
+        self._fs.listing(fh, -1)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         return
