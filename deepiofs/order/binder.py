@@ -40,7 +40,7 @@ class Binding:
     handles: int = 0
     users: int = 0  # threads that used this sample last
     lookers: set[int] = dataclasses.field(default_factory=set)
-    opened: set[int] = dataclasses.field(default_factory=set)
+    opened: dict[int, int] = dataclasses.field(default_factory=dict)  # member: the thread that opened it first
 
 
 class Binder:
@@ -91,18 +91,20 @@ class Binder:
     def open(self, thread: int, name: int, member: int) -> tuple[Binding, bool, bool] | None:
         """A thread opens a member of a name, after a lookup.
 
-        The binding; whether this open draws the sample; whether this member was opened before under this binding,
-        so that its pages may be kept. None if the reservation was revoked meanwhile.
+        The binding; whether this open draws the sample; whether this thread was the first to open this member under
+        this binding and does so again, so that the kernel's pages may be kept. Of another thread's open it is not
+        known whether the kernel has dropped the pages before by now. None if the reservation was revoked meanwhile.
         """
         binding = self._bindings.get(name)
         if binding is None:
             return None
-        draws, known = not binding.drawn, member in binding.opened
+        draws = not binding.drawn
+        known = thread != UNKNOWN_THREAD and binding.opened.get(member) == thread
         if draws:
             self._end_reservation(binding)
         binding.drawn = True
         binding.handles += 1
-        binding.opened.add(member)
+        binding.opened.setdefault(member, thread)
         self._use(thread, binding)
         return binding, draws, known
 
