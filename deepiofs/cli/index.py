@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Selection, Solo, open_source
 from deepiofs.engine.indexing import obtain_manifest
@@ -11,8 +9,6 @@ from deepiofs.errors import EXIT_OK, UsageError
 from deepiofs.journal import open_journal
 from deepiofs.memory import columns_segment
 from deepiofs.options import Settings
-
-log = logging.getLogger(__name__)
 
 
 def build(source_name: str, settings: Settings) -> int:

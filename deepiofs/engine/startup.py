@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,8 +32,6 @@ from deepiofs.memory.segments import Segment
 from deepiofs.memory.store import Store, span
 from deepiofs.memory.wire import Channel, Hello, Share, Started, Verdict
 from deepiofs.options import Settings
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -24,8 +23,6 @@ from deepiofs.fs.told import Told
 from deepiofs.order.binder import UNKNOWN_THREAD, Binder, Binding
 from deepiofs.order.plan import Plan
 from deepiofs.order.queues import Answer, Draw, GroupQueues, Reply, victim_order
-
-log = logging.getLogger(__name__)
 
 # Below this a queue is computed at once (a millisecond); above, in a worker thread.
 _INLINE_SAMPLES = 20_000

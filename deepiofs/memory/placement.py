@@ -114,7 +114,7 @@ def place(
 def deal(group: Ints, size: Ints, n_ranks: int) -> Ints:
     """The rank of each unit: per group counts differ by at most one; int64 (n_units,)."""
     order = np.lexsort((np.arange(len(group)), -size, group))
-    of_group, counts = np.unique(group[order], return_counts=True)
+    counts = np.unique(group[order], return_counts=True)[1]
     starts = np.concatenate(([0], np.cumsum(counts)))[:-1]
     position = np.arange(len(group)) - np.repeat(starts, counts)
     turn, slot = np.divmod(position, n_ranks)
@@ -122,7 +122,6 @@ def deal(group: Ints, size: Ints, n_ranks: int) -> Ints:
     slot = np.where(back, n_ranks - 1 - slot, slot)
     dealt = np.empty(len(group), np.int64)
     dealt[order] = (slot + np.repeat(_shifts(counts, n_ranks), counts)) % n_ranks
-    assert len(of_group) == len(counts)
     return dealt
 
 
