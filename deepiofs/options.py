@@ -180,7 +180,7 @@ class Settings:
         "background, full, demand",
         "load at once while serving; load before the mount reports success; load on first read",
     )
-    prefetch: int = _option(64, _integer(0, 1 << 20), "integer", "how many draws ahead are fetched", built=False)
+    prefetch: int = _option(64, _integer(0, 1 << 20), "integer", "how many draws ahead are fetched")
     replicate: tuple[str, ...] = _option((), _globs, "globs", "files kept in every node's memory (a validation set)")
     verify: str = _option(
         "fetch",

@@ -28,6 +28,7 @@ from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.fetch import Reader
 from deepiofs.fs.filesystem import FileSystem, Statistics
 from deepiofs.fs.orderlog import OrderLog
+from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.report import Identity, Report
 from deepiofs.fs.shuffle import Roster, Shuffle
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
@@ -80,13 +81,15 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
             if request.settings.warm == "full":
                 await wait_warm(link, show=hello.rank == 0)
             with ExitStack() as stack:
-                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, stack)
+                ahead = _prefetcher(request.settings, link, shared)
+                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, ahead, counts, stack)
                 session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
                 here = mounted_at(mountpoint)
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
                 if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
                     nursery.start_soon(_cancel_when_unmounted, here, filesystem, nursery.cancel_scope)
+                nursery.start_soon(ahead.run)
                 live(mountpoint)
                 await session.serve()
             nursery.cancel_scope.cancel()
@@ -117,15 +120,19 @@ def _filesystem(
     engine: EngineProcess,
     shared: Shared,
     link: EngineLink,
+    ahead: Prefetcher,
     counts: Counts,
     stack: ExitStack,
 ) -> FileSystem:
     settings = request.settings
     source = open_source(request.source)
     stack.callback(source.close)
-    shuffle = _shuffle(settings, hello, link)
+    shuffle = _shuffle(settings, hello, link, ahead)
     tree = Tree(link.manifest, settings, shuffle.covers if shuffle else lambda row: False)
-    reader = Reader(link, source, counts, timeout_s=settings.timeout, verify=settings.verify)
+    reader = Reader(
+        link, source, counts,
+        timeout_s=settings.timeout, verify=settings.verify, staging_bytes=shared.filled_in["staging_bytes"],
+    )  # fmt: skip
     identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
     report = Report(identity, link, counts, shuffle)
     order_log = None
@@ -152,7 +159,19 @@ def _filesystem(
     return FileSystem(tree, control, reader, counts, statistics, shuffle, order_log)
 
 
-def _shuffle(settings: Settings, hello: Hello, link: EngineLink) -> Shuffle | None:
+def _prefetcher(settings: Settings, link: EngineLink, shared: Shared) -> Prefetcher:
+    """What fetches ahead of the draws; without shuffling there are none."""
+    count = settings.prefetch if settings.shuffle != "off" else 0
+    first, rows = (link.layout[name].data for name in ("sample_first", "sample_rows")) if count else ([0], [])
+    ahead = Prefetcher(
+        link, lambda sample: rows[first[sample] : first[sample + 1]],
+        count=count, staging_bytes=shared.filled_in["staging_bytes"], timeout_s=settings.timeout,
+    )  # fmt: skip
+    link.requests.give_up_claim = ahead.give_up_newest
+    return ahead
+
+
+def _shuffle(settings: Settings, hello: Hello, link: EngineLink, ahead: Prefetcher) -> Shuffle | None:
     """The remapping, if the user declared files interchangeable; the plan is computed from shared columns."""
     if settings.shuffle == "off":
         return None
@@ -160,7 +179,7 @@ def _shuffle(settings: Settings, hello: Hello, link: EngineLink) -> Shuffle | No
     membership = Membership(columns["group"], columns["owner"], columns["node"])
     roster = Roster(columns["of_row"], columns["sample_first"], columns["sample_rows"], columns["group"])
     shuffle = Shuffle(
-        link.manifest, roster, Plan(membership, settings.seed, settings.entropy),
+        link.manifest, roster, Plan(membership, settings.seed, settings.entropy), ahead,
         rank=hello.rank, n_ranks=hello.size, seed=settings.seed,
         ask=lambda rank, group, number: link.ask(rank, group, number, settings.timeout),
     )  # fmt: skip

@@ -1,7 +1,7 @@
-"""What a mount asks for and its memory does not hold: from the home of the unit, into staging, verified.
+"""What a mount asks for and its memory does not hold: from the home of the unit, verified, else from the source.
 
-Per unit one task. It ends in `Ready` or `Missed`, within `timeout`; what MPI still writes to after that stays lent
-by the arena until MPI is done with it (quarantine).
+Per unit one task. It ends in `Ready` or `Missed`: if a reader waits, within `timeout` and a little. What MPI or a
+thread in the source still writes to after that stays lent by the arena until it is done (quarantine).
 
 **Threading.** The trio thread. **Invariants.** A unit is in `_staged` exactly while its place is lent and whole;
 places of gets under way belong to their task, or after it to the get's `when_done`.
@@ -9,9 +9,11 @@ places of gets under way belong to their task, or after it to the get's `when_do
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +21,7 @@ import trio
 
 from deepiofs.engine.loader import Loader
 from deepiofs.engine.peers import Get, Note, NoteKind, Peers
+from deepiofs.engine.stager import Stager
 from deepiofs.engine.suspects import Suspects
 from deepiofs.memory.arena import Arena
 from deepiofs.memory.board import Board, Counter
@@ -35,6 +38,12 @@ Send = Callable[[Message], Awaitable[None]]
 _TRIES = 2
 _WAKE_EVERY_S = 0.5
 _PRESS_EVERY_S = 0.05
+# A reader is told a little after a peer is given up, so that the source, if it is fast, can still be read here.
+_SOURCE_S = 0.25
+# For how long a home that did not load in time is not asked to.
+_NO_LOADS_S = 5.0
+# Gets at once from one peer for what is fetched ahead: more gain nothing, and what is waited for comes behind them.
+_GETS_AHEAD = 32
 
 
 class _Answer:
@@ -44,6 +53,16 @@ class _Answer:
         self.event = trio.Event()
         self.good = False
         self.waiters = 0
+
+
+class _Fetch:
+    """A unit under way for the mount. `limit`: when its task ends."""
+
+    __slots__ = ("limit", "urgent")
+
+    def __init__(self, urgent: bool) -> None:
+        self.urgent = urgent
+        self.limit = trio.CancelScope()
 
 
 class Fetcher:
@@ -58,6 +77,7 @@ class Fetcher:
         staging: Segment,
         staging_bytes: int,
         loader: Loader,
+        stager: Stager,
         peers: Peers,
         board: Board,
         send: Send,
@@ -69,49 +89,90 @@ class Fetcher:
         self._home = placement.home.data
         self._at = placement.at.data
         self._staging, self._arena = staging, Arena(staging_bytes)
-        self._loader, self._peers, self._board, self._send = loader, peers, board, send
+        self._loader, self._stager, self._peers = loader, stager, peers
+        self._board, self._send = board, send
         self._timeout_s, self._verify = timeout_s, verify
-        self.suspects = Suspects(trio.current_time)
+        self.suspects = Suspects()
+        self._new_suspects, self._to_probe = trio.open_memory_channel[int](math.inf)
+        self._no_loads_until: dict[int, float] = {}
         self._staged: dict[int, int] = {}
         self._room = trio.Event()
         self._asked: dict[int, _Answer] = {}
         self._woken: dict[int, float] = {}
-        self._at_peer: set[int] = set()  # what a peer is to answer for now
+        self._fetches: dict[int, _Fetch] = {}
+        self._ahead_of: dict[int, trio.CapacityLimiter] = {}
+        self._waiting_for: collections.defaultdict[int, set[trio.CancelScope]] = collections.defaultdict(set)
 
-    async def fetch(self, unit: int) -> None:
+    async def run(self) -> None:
+        """See from time to time whether suspects are there again, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            async for rank in self._to_probe:
+                nursery.start_soon(self._probe, rank)
+
+    async def fetch(self, unit: int, urgent: bool = True) -> None:
         """Answer one `Fetch`."""
-        at: int | None = None
-        with self._in_time(unit):
-            at = await self.obtain(unit)
-        await self._send(Missed(unit) if at is None else Ready(unit, at))
+        fetch = self._fetches[unit] = _Fetch(urgent)
+        if urgent:
+            fetch.limit.deadline = self._deadline()
+        found: tuple[int, bool] | None = None
+        with fetch.limit:
+            found = await self._obtain(unit, fetch)
+        del self._fetches[unit]
+        await self._send(Missed(unit) if found is None else Ready(unit, found[0], int(found[1])))
 
-    @contextlib.contextmanager
-    def _in_time(self, unit: int) -> Iterator[None]:
-        """Give up after `timeout`; if it was the peer that was waited for, it is late."""
-        with trio.move_on_after(self._timeout_s) as limit:
-            yield
-        if limit.cancelled_caught and unit in self._at_peer:
-            self._at_peer.discard(unit)
-            self._late(self._home[unit])
+    def hurry(self, unit: int) -> None:
+        """A reader waits for what was to be fetched ahead."""
+        fetch = self._fetches.get(unit)
+        if fetch is not None and not fetch.urgent:
+            fetch.urgent = True
+            fetch.limit.deadline = self._deadline()
+            self._stager.hurry(unit)
 
-    async def obtain(self, unit: int) -> int | None:
-        """Where the unit is readable now, IN_NODE or a place in staging; None if memory does not have it."""
-        if unit in self._staged:
-            return self._staged[unit]
+    def _deadline(self) -> float:
+        return trio.current_time() + self._timeout_s + _SOURCE_S
+
+    async def _obtain(self, unit: int, fetch: _Fetch) -> tuple[int, bool] | None:
+        """(where the unit is readable now, IN_NODE or a place in staging; whether from the source), or None."""
         home = self._home[unit]
-        if home == NOWHERE:
-            return None
         if home == self._rank:
-            return IN_NODE if await self._loader.need(unit) else None
-        if home in self._stores and self._stores[home].state(self._at[unit]) == LOADED:
-            return IN_NODE
-        if not self.suspects.may_ask(home):
-            return None
+            return (IN_NODE, False) if await self._loader.need(unit) else None
+        at: int | None = None
         if home in self._stores:
-            return IN_NODE if await self._have_loaded(home, unit) else None
-        at = await self._from_peer(home, unit)
-        if at is not None:
-            self._staged[unit] = at
+            if self._stores[home].state(self._at[unit]) == LOADED or await self._have_loaded(home, unit):
+                return IN_NODE, False
+        elif home != NOWHERE and home not in self.suspects:
+            at = await self._ahead_or_now(home, unit, fetch)
+        from_source = at is None
+        if at is None:
+            at = await self._from_source(unit, fetch)
+        if at is None:
+            return None
+        self._staged[unit] = at
+        return at, from_source
+
+    async def _ahead_or_now(self, home: int, unit: int, fetch: _Fetch) -> int | None:
+        if fetch.urgent:
+            return await self._from_peer(home, unit)
+        async with self._ahead_of.setdefault(home, trio.CapacityLimiter(_GETS_AHEAD)):
+            return await self._from_peer(home, unit)
+
+    async def _from_source(self, unit: int, fetch: _Fetch) -> int | None:
+        """A place in staging with the unit as the source has it."""
+        size = int(self._units.size[unit])
+        if span(size) > self._arena.size:
+            return None
+        at = await self._take(span(size))
+        into = self._staging.view[at + HEADER_BYTES : at + HEADER_BYTES + size]
+        read = self._stager.start(unit, into, fetch.urgent)
+        try:
+            await read.done.wait()
+        except trio.Cancelled:
+            self._stager.abandon(read, lambda: self._give_back(at))
+            raise
+        if not read.good:
+            self._give_back(at)
+            return None
+        self._board.add(Counter.SOURCE_BYTES, size)
         return at
 
     def release(self, unit: int) -> None:
@@ -128,9 +189,8 @@ class Fetcher:
         """
         home = self._home[unit]
         at: int | None = None
-        with self._in_time(unit):
-            if home != NOWHERE and self.suspects.may_ask(home):
-                at = await self._from_peer(home, unit)
+        if home != NOWHERE and home not in self.suspects:
+            at = await self._from_peer(home, unit)
         try:
             size = int(self._units.size[unit])
             yield None if at is None else self._staging.view[at : at + HEADER_BYTES + size]
@@ -140,13 +200,13 @@ class Fetcher:
 
     def on_note(self, rank: int, note: Note, start_soon: Callable[..., None]) -> None:
         """A peer's note arrived."""
-        self.suspects.answered(rank)
+        self._answered(rank)
         if note.kind is NoteKind.LOAD:
             start_soon(self._load_for, rank, note.unit)
         elif note.kind is NoteKind.LOADED and (answer := self._asked.pop(note.unit, None)):
+            self._no_loads_until.pop(rank, None)
             answer.good = bool(note.value)
             answer.event.set()
-        self._count_suspects()
 
     async def _from_peer(self, home: int, unit: int) -> int | None:
         """A place in staging with the whole, genuine unit, lent to the caller."""
@@ -171,50 +231,86 @@ class Fetcher:
         return None
 
     async def _get(self, home: int, unit: int, at: int, view: memoryview) -> bool:
-        """One get into `view`; False if MPI failed. If cancelled, the place stays lent until MPI is done."""
+        """One get into `view`; False if MPI failed or it is late. Then the place stays lent until MPI is done."""
         self._wake(home)
         get = self._peers.get(home, self._at[unit], view)
-        self._at_peer.add(unit)
+        in_time = False
         try:
-            await get.done.wait()
-        except trio.Cancelled:
-            self._quarantine(get, at)
-            raise
-        self._at_peer.discard(unit)
+            in_time = await self._in_time(home, get.done)
+        finally:
+            if not in_time:
+                self._quarantine(get, at)
+        if not in_time:
+            return False
         if get.error:
-            log.warning("MPI failed to get from rank %d: %s", home, get.error)
-            self._board.add(Counter.MPI_ERRORS)
-            self._give_back(at)
-            self.suspects.failed(home)
-            self._count_suspects()
+            self._failed(get, at)
             return False
         self._board.add(Counter.GETS)
-        self.suspects.answered(home)
-        self._count_suspects()
+        self._answered(home)
         return True
 
+    async def _in_time(self, home: int, event: trio.Event) -> bool:
+        """Wait for a peer: `timeout`, or until it is known from another wait that it does not answer."""
+        with trio.move_on_after(self._timeout_s) as limit:
+            self._waiting_for[home].add(limit)
+            try:
+                await event.wait()
+            finally:
+                self._waiting_for[home].discard(limit)
+        if not event.is_set():
+            self._late(home)
+        return event.is_set()
+
+    def _failed(self, get: Get, at: int) -> None:
+        log.warning("MPI failed to get from rank %d: %s", get.rank, get.error)
+        self._board.add(Counter.MPI_ERRORS)
+        self._give_back(at)
+        self._suspect(get.rank)
+
+    def _answered(self, home: int) -> None:
+        self.suspects.answered(home)
+        self._count_suspects()
+
     def _quarantine(self, get: Get, at: int) -> None:
+        """Nobody waits for a get any more, but MPI may still write to its place."""
         if get.done.is_set():
             self._give_back(at)
-        else:
-            get.when_done = lambda: self._give_back(at)
+            return
+        size = self._arena.size_of(at)
+        self._board.add(Counter.QUARANTINED_BYTES, size)
+
+        def when_done() -> None:
+            self._board.add(Counter.QUARANTINED_BYTES, -size)
+            self._give_back(at)
+            if not get.error:
+                self._answered(get.rank)  # late, but there
+
+        get.when_done = when_done
 
     async def _have_loaded(self, home: int, unit: int) -> bool:
-        """Ask the home to load a unit now, and wait until it says how that went."""
+        """Ask the home to load a unit now, and wait until it says how that went.
+
+        One that does not say so in time may only have a source that is slow: gets from it go on, but it is not asked
+        to load for a while.
+        """
+        if trio.current_time() < self._no_loads_until.get(home, 0.0):
+            return False
         answer = self._asked.get(unit)
         if answer is None:
             answer = self._asked[unit] = _Answer()
             self._wake(home)
             self._peers.send(home, Note(NoteKind.LOAD, unit))
-        self._at_peer.add(unit)
         answer.waiters += 1
         try:
-            await answer.event.wait()
+            with trio.move_on_after(self._timeout_s):
+                await answer.event.wait()
         finally:
             answer.waiters -= 1
             if not answer.waiters and self._asked.get(unit) is answer:
                 del self._asked[unit]  # the next one asks anew
-        self._at_peer.discard(unit)
+        if not answer.event.is_set():
+            self._board.add(Counter.PEER_TIMEOUTS)
+            self._no_loads_until[home] = trio.current_time() + _NO_LOADS_S
         return answer.good
 
     async def _load_for(self, rank: int, unit: int) -> None:
@@ -250,12 +346,30 @@ class Fetcher:
         self._room = trio.Event()
 
     def _late(self, home: int) -> None:
-        if home in (NOWHERE, self._rank):
-            return
+        """A peer did not answer: neither will it in what else is waited for."""
         self._board.add(Counter.PEER_TIMEOUTS)
-        self.suspects.failed(home)
-        self._count_suspects()
-        log.warning("rank %d did not answer in %g s; reading from the source", home, self._timeout_s)
+        if self._suspect(home):
+            log.warning("rank %d did not answer in %g s; reading from the source", home, self._timeout_s)
+        for limit in self._waiting_for[home]:
+            limit.cancel()
+
+    def _suspect(self, home: int) -> bool:
+        news = self.suspects.failed(home)
+        if news:
+            self._new_suspects.send_nowait(home)
+            self._count_suspects()
+        return news
+
+    async def _probe(self, rank: int) -> None:
+        """Get a few bytes from a suspect until it gives them, or has answered otherwise; nobody waits for that."""
+        while rank in self.suspects:
+            await trio.sleep(self.suspects.next_pause(rank))
+            if rank in self.suspects:
+                self._wake(rank)
+                get = self._peers.get(rank, 0, memoryview(bytearray(HEADER_BYTES)))
+                await get.done.wait()
+                if not get.error:
+                    self._answered(rank)
 
     def _count_suspects(self) -> None:
         self._board[Counter.PEERS_SUSPECT] = len(self.suspects)

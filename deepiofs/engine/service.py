@@ -15,13 +15,14 @@ from deepiofs.engine.fetcher import Fetcher, own_units
 from deepiofs.engine.loader import Loader, Own
 from deepiofs.engine.peers import Barrier, Note, NoteKind, Peers
 from deepiofs.engine.pump import Pump
+from deepiofs.engine.stager import Stager
 from deepiofs.engine.startup import Rank
 from deepiofs.engine.stealing import StealRelay
 from deepiofs.engine.world import World
 from deepiofs.errors import EngineLostError
 from deepiofs.memory.board import Counter
 from deepiofs.memory.store import HEADER_BYTES, split
-from deepiofs.memory.wire import Answered, Channel, Fetch, Leave, Message, Release, Steal
+from deepiofs.memory.wire import Answered, Channel, Fetch, Hurry, Leave, Message, Release, Steal
 from deepiofs.options import Settings
 
 log = logging.getLogger(__name__)
@@ -43,11 +44,12 @@ class Service:
         own = own_units(rank.placement.home, world.rank)
         places = Own(own, rank.placement.at[own].tolist())
         self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
+        self._stager = Stager(rank.units, rank.manifest, rank.source)
         self._pump = Pump(peers)
         self._relay = StealRelay(peers, self._send)
         self._fetcher = Fetcher(
             world.rank, rank.units, rank.placement, rank.stores, rank.segments["staging"], rank.budget.staging,
-            self._loader, peers, rank.board, self._send,
+            self._loader, self._stager, peers, rank.board, self._send,
             timeout_s=settings.timeout, verify=settings.verify != "off",
         )  # fmt: skip
 
@@ -59,6 +61,8 @@ class Service:
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._unmap_when_idle)
             nursery.start_soon(self._loader.run)
+            nursery.start_soon(self._stager.run)
+            nursery.start_soon(self._fetcher.run)
             nursery.start_soon(self._warm)
             await self._serve_mount(nursery)
             self._relay.mount_is_gone = True
@@ -69,9 +73,11 @@ class Service:
     async def _serve_mount(self, nursery: trio.Nursery) -> None:
         while received := await self._channel.receive():
             match received[0]:
-                case Fetch(unit):
+                case Fetch(unit, urgent):
                     self._pump.wake()
-                    nursery.start_soon(self._fetcher.fetch, unit)
+                    nursery.start_soon(self._fetcher.fetch, unit, bool(urgent))
+                case Hurry(unit):
+                    self._fetcher.hurry(unit)
                 case Release(unit):
                     self._fetcher.release(unit)
                 case Steal() as steal:

@@ -82,7 +82,7 @@ def prepare(world: World, source_name: str, settings: Settings) -> Rank:
         if world.rank == 0:
             refuse_pairs(manifest, samples, group, settings.shuffle)
     owner = deal_samples(manifest, samples, group, world.size)
-    placement = place(manifest, units, samples, owner, caches)
+    placement = place(manifest, units, samples, group, owner, caches)
     wanted = _wanted(manifest, units, settings.replicate)
     replicas = replicate(placement, units, wanted, world.node_ranks, [caches[r] for r in world.node_ranks])
     store = Segment.create("store", _store_bytes(world.rank, placement, replicas, units))

@@ -3,57 +3,94 @@
 This is the walk of every sample: `at_hand` if it is in memory (no waiting), else `bring` asks the engine, else
 the source is read in a worker thread. Nothing that has failed its digest is ever served.
 
-**Threading.** The trio thread; only `_read_source` runs in workers.
+A file that no memory holds is brought whole into staging where it is read in order, and its next extents before they
+are asked for; of one that is read here and there only what is asked for is read.
+
+**Threading.** The trio thread.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import threading
 
 import trio
 
-from deepiofs.dataset.sources import Source, SourceFile
-from deepiofs.errors import SourceError, TimedOutError
+from deepiofs.dataset.sources import Source
+from deepiofs.errors import TimedOutError
 from deepiofs.fs.counts import Counts, Origin
 from deepiofs.fs.enginelink import EngineLink
-from deepiofs.memory.placement import EXTENT_BYTES
+from deepiofs.fs.sourcereads import SourceHandle, SourceReads
+from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
 from deepiofs.memory.store import HEADER_BYTES, genuine
 
 log = logging.getLogger(__name__)
 
-# Reads of the source at once, by one mount.
-_SOURCE_THREADS = 64
 # A request is answered within `timeout` + 2 s, whatever hangs: this leaves half a second for the reply itself.
 _REPLY_S = 1.5
+# The kernel asks for no more at once: a smaller file is read from the source in one request.
+_REQUEST_BYTES = 128 << 10
+# The kernel's own read-ahead may come a little out of order.
+_DISORDER_BYTES = 1 << 20
+# After so many bytes in order the reader is believed to go on.
+_RUN_BYTES = 512 << 10
+_AHEAD_UNITS = 2
 
 
 class OpenFile:
     """One open file: what is read through one handle."""
 
-    __slots__ = ("checked", "closed", "content", "first", "lock", "opened", "size")
+    __slots__ = ("asked_ahead", "checked", "content", "first", "run", "size", "source", "to_come")
 
     def __init__(self, content: int, first: int, size: int) -> None:
         self.content = content  # the row whose bytes these are
         self.first = first  # its first unit
         self.size = size
         self.checked: set[int] = set()  # units whose digest was compared through this handle
-        self.opened: SourceFile | None = None
-        self.closed = False
-        self.lock = threading.Lock()  # of `opened` and `closed`, which worker threads see
+        self.source = SourceHandle(content)
+        self.to_come = 0  # where the next read begins, if it goes on
+        self.run = _RUN_BYTES  # bytes that were read in order; who begins at the beginning is believed at once
+        self.asked_ahead = 0  # extents, from the first on, that were asked for ahead or read
+
+    @property
+    def units(self) -> int:
+        """How many extents it has."""
+        return -(-self.size // EXTENT_BYTES)
+
+    def follow(self, at: int, size: int) -> None:
+        """A read comes."""
+        if abs(at - self.to_come) > _DISORDER_BYTES:
+            self.run, self.to_come = 0, at
+        self.run += size
+        self.to_come = max(self.to_come, at + size)
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether it is read in order."""
+        return self.run >= _RUN_BYTES
 
 
 class Reader:
     """Bytes of files, from the nearest place that has them."""
 
-    def __init__(self, link: EngineLink, source: Source, counts: Counts, *, timeout_s: float, verify: str) -> None:
-        self._link, self._source, self._counts = link, source, counts
+    def __init__(
+        self,
+        link: EngineLink,
+        source: Source,
+        counts: Counts,
+        *,
+        timeout_s: float,
+        verify: str,
+        staging_bytes: int,
+    ) -> None:
+        self._link, self._counts = link, counts
+        self.source_reads = SourceReads(source, link.manifest)
         self._timeout_s = timeout_s
         self._check_node = verify != "off"
         self._check_local = verify == "always"
         self._bad: set[int] = set()
-        self._limiter = trio.CapacityLimiter(_SOURCE_THREADS)
+        self._ahead: set[int] = set()  # units asked for ahead and not read yet
+        self._most_ahead = staging_bytes // 4 // EXTENT_BYTES
 
     def open(self, row: int) -> OpenFile:
         """What to read a row's bytes through."""
@@ -62,11 +99,12 @@ class Reader:
         return OpenFile(content, self._link.first[content], manifest.size_of[content])
 
     async def close(self, file: OpenFile) -> None:
-        """The handle is gone. A thread that still hangs in the source closes what it opens later."""
-        with file.lock:
-            file.closed = True
-        if file.opened:
-            await trio.to_thread.run_sync(file.opened.close)
+        """The handle is gone."""
+        if file.asked_ahead:
+            self._ahead.difference_update(range(file.first, file.first + file.units))
+        file.source.mark_closed()
+        if file.source.is_open:
+            await trio.to_thread.run_sync(file.source.close)
 
     async def read(self, file: OpenFile, at: int, size: int) -> tuple[memoryview | bytes, Origin]:
         """The bytes, shorter only at the end of the file, and the farthest place that they came from.
@@ -77,9 +115,11 @@ class Reader:
         if size <= 0:
             return b"", Origin.LOCAL
         unit, begin = divmod(at, EXTENT_BYTES)
+        if file.size > EXTENT_BYTES:
+            file.follow(at, size)
+            await self._read_ahead(file, unit)
         if begin + size <= EXTENT_BYTES and (found := self.at_hand(file, file.first + unit)):
-            whole, origin = found
-            return whole[begin : begin + size], origin
+            return self._cut(file, unit, begin, size, found)
         with trio.move_on_after(self._timeout_s + _REPLY_S) as limit:
             return await self._read_pieces(file, at, size)
         assert limit.cancelled_caught
@@ -88,13 +128,13 @@ class Reader:
     def at_hand(self, file: OpenFile, unit: int) -> tuple[memoryview, Origin] | None:
         """A unit's bytes if they are in this node's memory, or fetched already, and genuine."""
         link = self._link
-        size = min(file.size - (unit - file.first) * EXTENT_BYTES, EXTENT_BYTES)
+        size = self._unit_bytes(file, unit)
         if unit in self._bad:
             return None
         whole = link.in_node(unit, size)
         if whole is None:
-            whole = link.staged(unit, size)
-            return None if whole is None else (whole[HEADER_BYTES:], Origin.PEER)
+            staged = link.staged(unit, size)
+            return staged and (staged[0][HEADER_BYTES:], Origin.SOURCE if staged[1] else Origin.PEER)
         local = link.home(unit) == link.rank
         if (self._check_local if local else self._check_node) and not self._genuine(file, unit, whole):
             return None
@@ -120,31 +160,61 @@ class Reader:
         while size:
             index, begin = divmod(at, EXTENT_BYTES)
             length = min(size, EXTENT_BYTES - begin)
-            piece, origin = await self._piece(file, file.first + index, begin, length)
+            piece, origin = await self._piece(file, index, begin, length)
             # A unit may be released while the next one is awaited: what is kept must be a copy then.
             pieces.append(piece if length == size and not pieces else bytes(piece))
             farthest = max(farthest, origin)
             at, size = at + length, size - length
         return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), farthest
 
-    async def _piece(self, file: OpenFile, unit: int, begin: int, length: int) -> tuple[memoryview | bytes, Origin]:
+    async def _piece(self, file: OpenFile, index: int, begin: int, length: int) -> tuple[memoryview | bytes, Origin]:
+        """A range within the extent of this number."""
+        unit = file.first + index
         found = self.at_hand(file, unit)
-        if found is None and await self._bring(file, unit):
+        if found is None and self._is_worth_bringing(file, unit) and await self._bring(file, unit):
             found = self.at_hand(file, unit)
         if found:
-            return found[0][begin : begin + length], found[1]
-        at = (unit - file.first) * EXTENT_BYTES + begin
-        data = await trio.to_thread.run_sync(
-            self._read_source, file, at, length, limiter=self._limiter, abandon_on_cancel=True
-        )
+            return self._cut(file, index, begin, length, found)
+        data = await self.source_reads.read(file.source, index * EXTENT_BYTES + begin, length)
         self._counts.source_bytes += length
         return data, Origin.SOURCE
+
+    def _cut(
+        self, file: OpenFile, index: int, begin: int, length: int, found: tuple[memoryview, Origin]
+    ) -> tuple[memoryview, Origin]:
+        """A range of an extent that is at hand. One that is read to its end is not needed much longer."""
+        whole, origin = found
+        if begin + length == len(whole) and origin >= Origin.PEER:
+            self._link.requests.staged.spend(file.first + index)
+        return whole[begin : begin + length], origin
+
+    def _is_worth_bringing(self, file: OpenFile, unit: int) -> bool:
+        """Whether to have the whole unit brought for a part of it: not where it is read here and there."""
+        if self._link.home(unit) != NOWHERE:
+            return True
+        return file.size > _REQUEST_BYTES and (file.size <= EXTENT_BYTES or file.reads_on)
 
     async def _bring(self, file: OpenFile, unit: int) -> bool:
         if unit in self._bad:
             return False
-        size = min(file.size - (unit - file.first) * EXTENT_BYTES, EXTENT_BYTES)
-        return await self._link.fetch(unit, size, self._timeout_s)
+        return await self._link.requests.fetch(unit, self._unit_bytes(file, unit), self._timeout_s)
+
+    async def _read_ahead(self, file: OpenFile, index: int) -> None:
+        """Have the next extents of a file that is read in order fetched, as far as a part of staging reaches."""
+        self._ahead.discard(file.first + index)
+        file.asked_ahead = max(file.asked_ahead, index + 1)
+        while file.reads_on and file.asked_ahead < min(index + 1 + _AHEAD_UNITS, file.units):
+            unit = file.first + file.asked_ahead
+            if len(self._ahead) >= self._most_ahead:
+                return
+            file.asked_ahead += 1
+            size = self._unit_bytes(file, unit)
+            if unit not in self._bad and self._link.in_node(unit, size) is None:
+                self._ahead.add(unit)
+                await self._link.requests.fetch_ahead(unit, size, lambda good: None)
+
+    def _unit_bytes(self, file: OpenFile, unit: int) -> int:
+        return min(file.size - (unit - file.first) * EXTENT_BYTES, EXTENT_BYTES)
 
     def _genuine(self, file: OpenFile, unit: int, whole: memoryview) -> bool:
         """Compare the digest once per handle; what differs is not used again."""
@@ -157,23 +227,3 @@ class Reader:
             return False
         file.checked.add(unit)
         return True
-
-    def _read_source(self, file: OpenFile, at: int, length: int) -> bytes:
-        """In a worker thread. The descriptor is kept for the next read through this handle."""
-        opened = file.opened
-        kept = opened is not None
-        if opened is None:
-            opened = self._source.open(self._link.manifest, file.content)
-            with file.lock:
-                kept = file.opened is None and not file.closed
-                if kept:
-                    file.opened = opened
-        data = bytearray(length)
-        try:
-            done = opened.read_into(memoryview(data), at)
-        finally:
-            if not kept:
-                opened.close()
-        if done != length:
-            raise SourceError(f"{self.name(file)}: shorter than it was when it was indexed")
-        return bytes(data)

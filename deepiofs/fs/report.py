@@ -123,6 +123,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("resident_bytes", "gauge", "bytes in this rank's store", lambda r: r.link.board[Counter.LOADED_BYTES]),
     Metric("own_bytes", "gauge", "bytes this rank is to hold", lambda r: r.link.board[Counter.OWN_BYTES]),
     Metric("staged_bytes", "gauge", "bytes in staging", lambda r: r.link.board[Counter.STAGED_BYTES]),
+    Metric(
+        "quarantined_bytes",
+        "gauge",
+        "bytes of staging that gets given up may still write to",
+        lambda r: r.link.board[Counter.QUARANTINED_BYTES],
+    ),
     Metric("pass", "gauge", "current pass", lambda r: r.number),
     Metric("draws", "counter", "samples drawn", lambda r: r.shuffle.draws if r.shuffle else 0),
     Metric("opens", "counter", "files opened", lambda r: r.counts.opens),
@@ -146,8 +152,13 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "steals", "counter", "samples taken from another rank's queue", lambda r: r.shuffle.steals if r.shuffle else 0
     ),
-    Metric("stalls", "counter", "draws that waited", lambda r: 0),
-    Metric("stall_ms", "counter", "milliseconds that draws waited", lambda r: 0),
+    Metric("stalls", "counter", "draws that waited to be fetched", lambda r: r.shuffle.stalls if r.shuffle else 0),
+    Metric(
+        "stall_ms",
+        "counter",
+        "milliseconds that draws waited",
+        lambda r: round(r.shuffle.stall_s * 1000) if r.shuffle else 0,
+    ),
     Metric("verify_failures", "counter", "digests that differed", lambda r: r.verify_failures),
     Metric("peer_timeouts", "counter", "gets abandoned", lambda r: r.link.board[Counter.PEER_TIMEOUTS]),
     Metric("mpi_errors", "counter", "gets that MPI failed", lambda r: r.link.board[Counter.MPI_ERRORS]),

@@ -19,6 +19,7 @@ import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.told import Told
 from deepiofs.order.binder import UNKNOWN_THREAD, Binder, Binding
 from deepiofs.order.plan import Plan
@@ -66,10 +67,20 @@ class Shuffle:
     """The remapping of one mount."""
 
     def __init__(
-        self, manifest: Manifest, roster: Roster, plan: Plan, *, rank: int, n_ranks: int, seed: int, ask: Ask
+        self,
+        manifest: Manifest,
+        roster: Roster,
+        plan: Plan,
+        ahead: Prefetcher,
+        *,
+        rank: int,
+        n_ranks: int,
+        seed: int,
+        ask: Ask,
     ) -> None:
         """ask: (rank, group, pass) to that rank's answer, None if it does not come in time."""
         self.plan = plan
+        self._ahead = ahead
         self._manifest, self._rank, self._n_ranks, self._seed, self._ask = manifest, rank, n_ranks, seed, ask
         self._sample_of, self._group_of = roster.of_row.data, roster.group.data
         self._first, self._rows = roster.first.data, roster.rows.data
@@ -86,6 +97,9 @@ class Shuffle:
         self.number = 0
         self.draws = 0
         self.steals = 0
+        self.stalls = 0
+        self.stall_s = 0.0
+        ahead.begin(self, [plan.group_size(group) for group in range(plan.n_groups)])
 
     def covers(self, row: int) -> bool:
         """Whether the name of a row is shuffled."""
@@ -124,6 +138,7 @@ class Shuffle:
         if draws:
             self.draws += 1
             self.number = max(self.number, binding.draw.number)
+            self._ahead.drawn(binding.draw.group, binding.draw.sample)
             self._change()
         row = self._member(binding.draw.sample, member)
         return Bound(binding, row, draws, self.draws - 1, known, announced)
@@ -143,6 +158,8 @@ class Shuffle:
         answer = queues.asked(number)
         if answer.reply is not Reply.SAMPLE and self._take_back(group):
             answer = queues.asked(number)
+        if answer.reply is Reply.SAMPLE:
+            self._ahead.gone(answer.value)
         out = self._binder.reservations(group)
         return Answer(Reply.BUSY) if answer.reply is Reply.EMPTY and out else answer
 
@@ -152,6 +169,8 @@ class Shuffle:
         if answer.reply is Reply.SAMPLE:
             self.steals += 1
         self._queues_of(group).answered(rank, number, answer)
+        if answer.reply is Reply.SAMPLE:
+            self._ahead.changed(group)
         self._change()
 
     def begin(self, number: int) -> None:
@@ -161,7 +180,23 @@ class Shuffle:
         self._base = self.number = number
         for queues in self._queues.values():
             queues.begin(number)
+        self._ahead.restart()
         self._change()
+
+    def is_loaded(self, group: int) -> bool:
+        """Whether the current pass of a group is computed."""
+        return self._queues_of(group).is_loaded
+
+    def upcoming(self, group: int, count: int) -> list[int]:
+        """The next samples that this mount serves of a group, in order: `count` or more, less only at a pass's end."""
+        return self._queues_of(group).upcoming(count)
+
+    async def load(self, group: int) -> None:
+        """Have the queue of a group's current pass; a large one is computed in a worker thread."""
+        queues = self._queues_of(group)
+        while not queues.is_loaded:
+            await self._compute(group)
+            queues.load()
 
     def _look(self, thread: int, row: int) -> Binding | None:
         return self._binder.look(thread, self._sample_of[row], self._member_of(row), trio.current_time())
@@ -173,6 +208,7 @@ class Shuffle:
 
     def _give_back(self, draw: Draw) -> None:
         self._queues[draw.group].give_back(draw)
+        self._ahead.changed(draw.group)
         self._change()
 
     def _member_of(self, row: int) -> int:
@@ -189,7 +225,7 @@ class Shuffle:
     async def _take(self, group: int) -> Draw:
         """The next sample for this mount: its own queue's, then the others', then the next pass's."""
         queues = self._queues_of(group)
-        if queues.is_loaded and (draw := queues.take()):
+        if queues.is_loaded and (draw := self._take_ready(queues)):
             return draw
         self._takers[group] += 1
         try:
@@ -197,14 +233,21 @@ class Shuffle:
         finally:
             self._takers[group] -= 1
 
+    def _take_ready(self, queues: GroupQueues) -> Draw | None:
+        draw = queues.take(self._ahead.window, self._ahead.ready)
+        if draw is not None:
+            self._ahead.taken(queues.group)
+        return draw
+
     async def _take_slowly(self, group: int, queues: GroupQueues) -> Draw:
         while True:
-            if not queues.is_loaded:
-                await self._compute(group)
-            draw = queues.take()
+            await self.load(group)
+            draw = self._take_ready(queues)
             if draw:
                 return draw
-            if victims := queues.victims(victim_order(self._rank, self._n_ranks, queues.current, group, self._seed)):
+            if queues.remaining:
+                await self._stall(group, queues)
+            elif victims := queues.victims(victim_order(self._rank, self._n_ranks, queues.current, group, self._seed)):
                 # No more are asked than are needed: who has said "empty" must not get an entry to spare afterwards.
                 if not await self._steal(group, victims[: self._takers[group]]):
                     await self._pause()
@@ -213,6 +256,19 @@ class Shuffle:
                     await self._pause()
                 else:
                     queues.advance()
+                    self._ahead.changed(group)
+
+    async def _stall(self, group: int, queues: GroupQueues) -> None:
+        """Wait until one of the next samples is fetched."""
+        self.stalls += 1
+        began, number = trio.current_time(), queues.current
+        while queues.current == number and queues.remaining and not self._is_any_ready(queues):
+            await self._ahead.wait(group, self._takers[group])
+        self.stall_s += trio.current_time() - began
+
+    def _is_any_ready(self, queues: GroupQueues) -> bool:
+        window = self._ahead.window
+        return any(map(self._ahead.ready, queues.upcoming(window)[:window]))
 
     async def _steal(self, group: int, victims: list[int]) -> bool:
         """Ask several at once; one task per group asks, the others wait for what it brings. Whether any knew more."""

@@ -30,6 +30,10 @@ class Arena:
                 return start
         return None
 
+    def size_of(self, start: int) -> int:
+        """Bytes of a place that is lent."""
+        return self._lent[start]
+
     def give_back(self, start: int) -> None:
         """Return a place that `take` gave."""
         end = start + self._lent.pop(start)

@@ -27,6 +27,7 @@ class Counter(enum.IntEnum):
     PEER_TIMEOUTS = 10
     MPI_ERRORS = 11
     PEERS_SUSPECT = 12  # now
+    QUARANTINED_BYTES = 13  # of staging, now: places of gets that were given up and are not over
 
 
 class Board:

@@ -2,7 +2,8 @@
 
 A unit is a file of up to 4 MiB, or a 4 MiB extent of a larger one, so that one huge file is spread over all
 memories. The resident set is static: in one pass every sample is used once, so no policy gives more hits than any
-fixed set of that size, and fixed addresses make every peer's get one-sided.
+fixed set of that size, and fixed addresses make every peer's get one-sided. Where not all fits, each group keeps the
+same share of its samples, chosen as if by chance, and each sample is resident as a whole or not at all.
 
 Dealing: samples have owners, and their files up to 4 MiB lie with the owner. Within a group (or a directory, where
 nothing is shuffled) samples go round the ranks from large to small, back and forth, so that counts differ by at most
@@ -23,6 +24,9 @@ from deepiofs.memory.store import UNITS_AT, span
 
 EXTENT_BYTES = 4 << 20
 NOWHERE = -1
+# Multiplied by it, modulo 2^64, consecutive numbers come in an order as if by chance (Knuth, TAOCP 3, 6.4).
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN = 0.6180339887498949
 
 Ints = npt.NDArray[np.int64]
 
@@ -78,16 +82,19 @@ def deal_samples(
     manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32], n_ranks: int
 ) -> npt.NDArray[np.int32]:
     """The owner of each sample, int32 (n_samples,). group: as from `group_samples`."""
-    leaders = samples.rows[samples.first[:-1]]
-    # A directory's number is negative here, so that it is no group's.
-    together = np.where(group == ALONE, -1 - manifest.parents[leaders].astype(np.int64), group)
+    together = _together(manifest, samples, group)
     files = np.flatnonzero(samples.of_row != ALONE)
     size = np.bincount(samples.of_row[files], manifest.sizes[files], len(samples)).astype(np.int64)
     return deal(together, size, n_ranks).astype(np.int32)
 
 
 def place(
-    manifest: Manifest, units: Units, samples: Samples, owner: npt.NDArray[np.int32], capacities: npt.ArrayLike
+    manifest: Manifest,
+    units: Units,
+    samples: Samples,
+    group: npt.NDArray[np.int32],
+    owner: npt.NDArray[np.int32],
+    capacities: npt.ArrayLike,
 ) -> Placement:
     """Where each unit lies.
 
@@ -95,20 +102,64 @@ def place(
     rank's store is placed NOWHERE.
     """
     room = np.asarray(capacities, np.int64)
-    dealt = owner[samples.of_row[units.row]].astype(np.int64)
+    sample = samples.of_row[units.row].astype(np.int64)
+    dealt = owner[sample].astype(np.int64)
     extents = np.flatnonzero(manifest.sizes[units.row] > EXTENT_BYTES)
     dealt[extents] = deal(np.zeros(len(extents), np.int64), units.size[extents].astype(np.int64), len(room))
     spans = span(units.size.astype(np.int64))
+    resident = np.ones(len(dealt), bool)
+    if (np.bincount(dealt, spans, len(room)) + UNITS_AT > room).any():
+        resident = _resident(_together(manifest, samples, group)[sample], sample, dealt, spans, room)
+    kept = np.where(resident, spans, 0)
     order = np.argsort(dealt, kind="stable")
-    ends = np.cumsum(spans[order])
-    before = np.concatenate(([0], np.cumsum(np.bincount(dealt, spans, len(room)))))[:-1].astype(np.int64)
+    ends = np.cumsum(kept[order])
+    of_rank = np.bincount(dealt, kept, len(room)).astype(np.int64)
+    before = np.cumsum(of_rank) - of_rank
     at = np.empty(len(dealt), np.int64)
-    at[order] = ends - spans[order] - before[dealt[order]] + UNITS_AT
-    fits = at + spans <= room[dealt]
-    home = np.where(fits, dealt, NOWHERE).astype(np.int32)
-    used = np.full(len(room), UNITS_AT)
-    np.maximum.at(used, dealt[fits], (at + spans)[fits])
-    return Placement(home, np.where(fits, at, 0), used)
+    at[order] = ends - kept[order] - before[dealt[order]] + UNITS_AT
+    return Placement(np.where(resident, dealt, NOWHERE).astype(np.int32), np.where(resident, at, 0), of_rank + UNITS_AT)
+
+
+def _together(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32]) -> Ints:
+    """What is dealt together: the group of each sample, or its directory where it is not shuffled; int64."""
+    leaders = samples.rows[samples.first[:-1]]
+    # A directory's number is negative here, so that it is no group's.
+    return np.where(group == ALONE, -1 - manifest.parents[leaders].astype(np.int64), group)
+
+
+def _resident(together: Ints, sample: Ints, dealt: Ints, spans: Ints, room: Ints) -> npt.NDArray[np.bool_]:
+    """Which units are kept where not all fit, bool (n_units,): as many samples as fit, evenly over what is together.
+
+    Parts (a sample's units on one rank) are put in an order in which each group is spread evenly, and those at its
+    front stay.
+    """
+    key = dealt * (int(sample.max(initial=0)) + 1) + sample
+    _, first, part = np.unique(key, return_index=True, return_inverse=True)
+    rank, size = dealt[first], np.bincount(part, spans).astype(np.int64)
+    place = _spread(together[first], rank, sample[first])
+    order = np.lexsort((place, rank))
+    ends = np.cumsum(size[order])
+    of_rank = np.bincount(rank, size, len(room)).astype(np.int64)
+    before = np.cumsum(of_rank) - of_rank
+    kept = np.empty(len(order), bool)
+    kept[order] = ends - before[rank[order]] + UNITS_AT <= room[rank[order]]
+    kept_units: npt.NDArray[np.bool_] = kept[part]
+    return kept_units
+
+
+def _spread(together: Ints, rank: Ints, sample: Ints) -> npt.NDArray[np.float64]:
+    """A place in 0..1 for each part such that those of a group on a rank lie evenly, in an order as if by chance."""
+    order = np.lexsort((sample.astype(np.uint64) * _ODD, together, rank))
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (np.diff(rank[order]) != 0) | (np.diff(together[order]) != 0)
+    starts = np.flatnonzero(is_first)
+    counts = np.diff(np.append(starts, len(order)))
+    # Groups begin at places of their own, or the first of all of them would come before the second of any.
+    offset = np.arange(len(counts)) * _GOLDEN % 1
+    index = np.arange(len(order)) - np.repeat(starts, counts)
+    place = np.empty(len(order))
+    place[order] = (index + np.repeat(offset, counts)) / np.repeat(counts, counts)
+    return place
 
 
 def deal(group: Ints, size: Ints, n_ranks: int) -> Ints:

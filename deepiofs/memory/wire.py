@@ -78,17 +78,29 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetch:
-    """Mount: make this unit readable, in its store if that is on this node, else in staging."""
+    """Mount: make this unit readable, in its store if that is on this node, else in staging.
+
+    urgent: 1 if a reader waits for it, 0 if it is fetched ahead. One answer each, `Ready` or `Missed`.
+    """
+
+    unit: int
+    urgent: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Hurry:
+    """Mount: a reader waits now for what was to be fetched ahead. No answer of its own."""
 
     unit: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Ready:
-    """Engine: the unit is readable at this byte of staging, or IN_NODE."""
+    """Engine: the unit is readable at this byte of staging, or IN_NODE. from_source: 1 if no peer gave it."""
 
     unit: int
     at: int
+    from_source: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -156,11 +168,11 @@ class Leave:
 
 
 Message: TypeAlias = (
-    Begin | Hello | Verdict | Share | Started | Failed | Fetch | Ready | Missed | Release | Pressed
+    Begin | Hello | Verdict | Share | Started | Failed | Fetch | Hurry | Ready | Missed | Release | Pressed
     | Steal | Asked | Answered | Stolen | Leave
 )  # fmt: skip
 _KINDS: tuple[type[Message], ...] = (
-    Begin, Hello, Verdict, Share, Started, Failed, Fetch, Ready, Missed, Release, Pressed,
+    Begin, Hello, Verdict, Share, Started, Failed, Fetch, Hurry, Ready, Missed, Release, Pressed,
     Steal, Asked, Answered, Stolen, Leave,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}

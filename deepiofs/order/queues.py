@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 Load = Callable[[int], npt.NDArray[np.uint32]]
+Ready = Callable[[int], bool]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,36 +46,41 @@ class Answer:
 
 
 class _Queue:
-    """One pass of one group: a range of the plan's order, and before it what was given back or taken from others."""
+    """One pass of one group: a range of the plan's order, and before it what is near: looked at already, given back,
+    or taken from others.
+    """
 
-    __slots__ = ("_back", "_front", "_order", "_returned")
+    __slots__ = ("_back", "_front", "_near", "_order")
 
     def __init__(self, order: npt.NDArray[np.uint32]) -> None:
         self._order = order.tolist()
         self._front, self._back = 0, len(self._order)
-        self._returned: list[int] = []
+        self._near: list[int] = []
 
     def __len__(self) -> int:
-        return self._back - self._front + len(self._returned)
+        return self._back - self._front + len(self._near)
 
-    def take_front(self) -> int | None:
-        if self._returned:
-            return self._returned.pop()
-        if self._front == self._back:
-            return None
-        self._front += 1
-        sample: int = self._order[self._front - 1]
-        return sample
+    def near(self, count: int) -> list[int]:
+        """The next entries, in order: `count` of them or a few more, less only at the end. Not to be changed."""
+        missing = min(count - len(self._near), self._back - self._front)
+        if missing > 0:
+            self._near += self._order[self._front : self._front + missing]
+            self._front += missing
+        return self._near
+
+    def take(self, place: int) -> int:
+        """Remove one of the entries that are near."""
+        return self._near.pop(place)
 
     def take_back(self) -> int | None:
         if self._front < self._back:
             self._back -= 1
             sample: int = self._order[self._back]
             return sample
-        return self._returned.pop(0) if self._returned else None
+        return self._near.pop() if self._near else None
 
     def put_front(self, sample: int) -> None:
-        self._returned.append(sample)
+        self._near.insert(0, sample)
 
 
 class GroupQueues:
@@ -82,30 +88,44 @@ class GroupQueues:
 
     def __init__(self, group: int, rank: int, n_ranks: int, load: Load) -> None:
         """load: the plan's queue of this rank and group for a pass."""
-        self.group, self._rank, self._n_ranks, self._load = group, rank, n_ranks, load
+        self.group, self._rank, self._n_ranks, self._compute = group, rank, n_ranks, load
         self.current = 0
         self._queues: dict[int, _Queue] = {}
         self._empty: set[int] = set()
         self._farthest = 0
         self._commanded = 0
 
-    def take(self) -> Draw | None:
-        """The next sample of the earliest pass that has one here; None if this rank's part is drawn."""
+    def take(self, window: int = 1, ready: Ready = lambda sample: True) -> Draw | None:
+        """The next sample of the earliest pass that has one here: the first of the `window` next ones that is ready.
+
+        None if none of them is, or if this rank's part is drawn. Those that are skipped stay, in order.
+        """
         if not self.is_loaded or len(self._queues) > 1:
             draw = self._take_earlier()
             if draw:
                 return draw
-        sample = self._queue(self.current).take_front()
-        return None if sample is None else Draw(self.group, self.current, sample)
+        queue = self._queue(self.current)
+        near = queue.near(window)
+        for place in range(min(window, len(near))):
+            if ready(near[place]):
+                return Draw(self.group, self.current, queue.take(place))
+        return None
 
     def _take_earlier(self) -> Draw | None:
-        """What came back to a pass that is over: it is late already."""
+        """What came back to a pass that is over: it is late already, and not waited for."""
         for number in sorted(number for number in self._queues if number < self.current):
-            sample = self._queues[number].take_front()
-            if sample is not None:
-                return Draw(self.group, number, sample)
+            queue = self._queues[number]
+            if queue.near(1):
+                return Draw(self.group, number, queue.take(0))
             del self._queues[number]
         return None
+
+    def upcoming(self, count: int) -> list[int]:
+        """The next samples of the current pass here, in order: `count` or more, less only at its end.
+
+        The list is the queue's own.
+        """
+        return self._queue(self.current).near(count)
 
     def give_back(self, draw: Draw) -> None:
         """A draw that was reserved and not used is the next again."""
@@ -161,6 +181,10 @@ class GroupQueues:
         """Whether the current pass's queue is computed."""
         return self.current in self._queues
 
+    def load(self) -> None:
+        """Compute the current pass's queue, if that is not done."""
+        self._queue(self.current)
+
     @property
     def remaining(self) -> int:
         """Entries of the current pass here."""
@@ -170,7 +194,7 @@ class GroupQueues:
         queue = self._queues.get(number)
         if queue is None:
             # Of a pass that is over nothing is left here: only what comes back to it.
-            order = self._load(number) if number >= self.current else np.empty(0, np.uint32)
+            order = self._compute(number) if number >= self.current else np.empty(0, np.uint32)
             queue = self._queues[number] = _Queue(order)
         return queue
 

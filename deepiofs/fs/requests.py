@@ -1,0 +1,184 @@
+"""Units that the engine is asked for: one request each, whoever waits for it, and room in staging for what comes.
+
+**Threading.** The trio thread. **Invariants.** A request is in `_requests` until the engine has answered it, and is
+answered once: who gives up before leaves it there. A staged unit is readable at its place until it is released here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from deepiofs.fs.counts import Counts
+from deepiofs.fs.staged import Place, Staged
+from deepiofs.memory.store import span
+from deepiofs.memory.wire import IN_NODE, Fetch, Hurry, Message, Release
+
+log = logging.getLogger(__name__)
+
+# The engine gives up after `timeout` and says so; a mount waits this much longer for its word.
+GRACE_S = 0.5
+# For how long an engine that did not answer is left alone.
+_PAUSE_S = 5.0
+
+Then = Callable[[bool], None]
+
+
+class _Request:
+    """A unit under way. `then`: who is to be told how it went, without waiting."""
+
+    __slots__ = ("done", "good", "size", "then", "urgent", "waiters")
+
+    def __init__(self, size: int, urgent: bool) -> None:
+        self.size, self.urgent = size, urgent
+        self.waiters = 0
+        self.good = False
+        self.done = trio.Event()
+        self.then: list[Then] = []
+
+    def finish(self, good: bool) -> None:
+        """Tell everyone; a second word changes nothing."""
+        if self.done.is_set():
+            return
+        self.good = good
+        self.done.set()
+        for then in self.then:
+            then(good)
+
+
+class Requests:
+    """What is under way, and what has come."""
+
+    def __init__(self, tell: Callable[[Message], Awaitable[bool]], staging_bytes: int, counts: Counts) -> None:
+        """tell: send a word to the engine; False if it is gone."""
+        self._tell, self._counts = tell, counts
+        self._keep_bytes = staging_bytes // 2
+        self.staged = Staged()
+        self.give_up_claim: Callable[[], bool] = lambda: False
+        self._requests: dict[int, _Request] = {}
+        self._unseen: set[int] = set()
+        self._paused_until = 0.0
+        self._lost = False
+
+    @property
+    def usable(self) -> bool:
+        """Whether the engine is there, and not known to be stuck."""
+        return not self._lost and trio.current_time() >= self._paused_until
+
+    async def fetch(self, unit: int, size: int, timeout_s: float) -> bool:
+        """Have a unit brought near; False if it cannot be had within `timeout_s` (and a little)."""
+        if unit in self.staged:
+            return True
+        if not self.usable:
+            return False
+        started = trio.current_time()
+        request: _Request | None = None
+        with trio.move_on_after(timeout_s + GRACE_S):
+            request = await self._urgent(unit, size)
+            await self._seen(request, unit)
+        if request is None or not request.done.is_set():
+            self.engine_late()
+            return False
+        self._counts.fetched_in((trio.current_time() - started) * 1000)
+        return request.good
+
+    async def fetch_ahead(self, unit: int, size: int, then: Then, urgent: bool = False) -> None:
+        """Have a unit brought near; `then` hears how it went, at once or later."""
+        if unit in self.staged or not self.usable:
+            then(unit in self.staged)
+            return
+        request = self._requests.get(unit)
+        if request is not None and request.done.is_set():  # given up, and not answered yet
+            then(False)
+        elif request is not None:
+            request.then.append(then)
+        else:
+            await self._request(unit, size, urgent, then)
+
+    async def hurry(self, unit: int) -> None:
+        """Somebody waits now for what was to be fetched ahead."""
+        request = self._requests.get(unit)
+        if request is not None and not request.urgent:
+            request.urgent = True
+            await self._tell(Hurry(unit))
+
+    async def ready(self, unit: int, at: int, from_source: bool) -> None:
+        """The engine's answer: the unit is there."""
+        request = self._requests.pop(unit, None)
+        if at != IN_NODE and request is not None:
+            if request.waiters:
+                self._unseen.add(unit)
+            self.staged.add(unit, Place(at, span(request.size), from_source))
+        if request is not None:
+            request.finish(True)
+        await self._release_down_to(self._keep_bytes)
+
+    def missed(self, unit: int) -> None:
+        """The engine's answer: it cannot be had from it."""
+        request = self._requests.pop(unit, None)
+        if request is not None:
+            request.finish(False)
+
+    async def pressed(self) -> None:
+        """The engine has no room for what it was asked for."""
+        if not self.staged.unclaimed_bytes and not self.give_up_claim():
+            return
+        several = len(self.staged.unclaimed()) > 1
+        await self._release_down_to(self.staged.unclaimed_bytes // 2 if several else 0)
+
+    def engine_late(self) -> None:
+        """It did not answer in time: whoever waits for it is let go."""
+        self._paused_until = trio.current_time() + _PAUSE_S
+        self._counts.engine_timeouts += 1
+        log.warning("the engine does not answer; reading from the source for %g s", _PAUSE_S)
+        for request in list(self._requests.values()):
+            request.finish(False)
+
+    def lost(self) -> None:
+        """The engine is gone."""
+        self._lost = True
+        while self._requests:
+            self._requests.popitem()[1].finish(False)
+
+    async def _urgent(self, unit: int, size: int) -> _Request:
+        request = self._requests.get(unit)
+        if request is None:
+            return await self._request(unit, size, True)
+        await self.hurry(unit)
+        return request
+
+    async def _request(self, unit: int, size: int, urgent: bool, then: Then | None = None) -> _Request:
+        """Ask the engine; what did not get on the wire was not asked."""
+        request = self._requests[unit] = _Request(size, urgent)
+        if then:
+            request.then.append(then)
+        try:
+            await self._tell(Fetch(unit, int(urgent)))
+        except trio.Cancelled:
+            if self._requests.get(unit) is request:
+                self.missed(unit)
+            raise
+        return request
+
+    async def _seen(self, request: _Request, unit: int) -> None:
+        """Wait for the answer. Who is woken takes the unit before anything else runs; then it may be released."""
+        request.waiters += 1
+        try:
+            await request.done.wait()
+        finally:
+            request.waiters -= 1
+            if not request.waiters:
+                self._unseen.discard(unit)
+
+    async def _release_down_to(self, keep_bytes: int) -> None:
+        """Give unclaimed units back, but nothing that was fetched for somebody who has not seen it yet."""
+        if self.staged.unclaimed_bytes <= keep_bytes:
+            return
+        for unit in self.staged.unclaimed():
+            if self.staged.unclaimed_bytes <= keep_bytes:
+                return
+            if unit not in self._unseen and self.staged.is_unclaimed(unit):
+                self.staged.remove(unit)
+                await self._tell(Release(unit))
