@@ -37,6 +37,7 @@ Send = Callable[[Message], Awaitable[None]]
 # A digest that differs may be the home publishing just now; a second one that differs is a fault.
 _TRIES = 2
 _WAKE_EVERY_S = 0.5
+_URGENT_EVERY_S = 0.025
 _PRESS_EVERY_S = 0.05
 # A reader is told a little after a peer is given up, so that the source, if it is fast, can still be read here.
 _SOURCE_S = 0.25
@@ -98,7 +99,7 @@ class Fetcher:
         self._staged: dict[int, int] = {}
         self._room = trio.Event()
         self._asked: dict[int, _Answer] = {}
-        self._woken: dict[int, float] = {}
+        self._woken: dict[tuple[int, bool], float] = {}
         self._fetches: dict[int, _Fetch] = {}
         self._ahead_of: dict[int, trio.CapacityLimiter] = {}
         self._waiting_for: collections.defaultdict[int, set[trio.CancelScope]] = collections.defaultdict(set)
@@ -127,6 +128,9 @@ class Fetcher:
             fetch.urgent = True
             fetch.limit.deadline = self._deadline()
             self._stager.hurry(unit)
+            home = self._home[unit]
+            if home != NOWHERE and home not in self._stores:
+                self._wake(home, urgent=True)
 
     def _deadline(self) -> float:
         return trio.current_time() + self._timeout_s + _SOURCE_S
@@ -152,9 +156,9 @@ class Fetcher:
 
     async def _ahead_or_now(self, home: int, unit: int, fetch: _Fetch) -> int | None:
         if fetch.urgent:
-            return await self._from_peer(home, unit)
+            return await self._from_peer(home, unit, urgent=True)
         async with self._ahead_of.setdefault(home, trio.CapacityLimiter(_GETS_AHEAD)):
-            return await self._from_peer(home, unit)
+            return await self._from_peer(home, unit, urgent=False)
 
     async def _from_source(self, unit: int, fetch: _Fetch) -> int | None:
         """A place in staging with the unit as the source has it."""
@@ -190,7 +194,7 @@ class Fetcher:
         home = self._home[unit]
         at: int | None = None
         if home != NOWHERE and home not in self.suspects:
-            at = await self._from_peer(home, unit)
+            at = await self._from_peer(home, unit, urgent=False)
         try:
             size = int(self._units.size[unit])
             yield None if at is None else self._staging.view[at : at + HEADER_BYTES + size]
@@ -208,7 +212,7 @@ class Fetcher:
             answer.good = bool(note.value)
             answer.event.set()
 
-    async def _from_peer(self, home: int, unit: int) -> int | None:
+    async def _from_peer(self, home: int, unit: int, urgent: bool) -> int | None:
         """A place in staging with the whole, genuine unit, lent to the caller."""
         size = int(self._units.size[unit])
         if span(size) > self._arena.size:
@@ -217,7 +221,7 @@ class Fetcher:
             at = await self._take(span(size))
             view = self._staging.view[at : at + HEADER_BYTES + size]
             warm = bool(self._board[Counter.STATE_WARM])
-            if not await self._get(home, unit, at, view):
+            if not await self._get(home, unit, at, view, urgent):
                 return None
             _, state, _ = split(view)
             if state == LOADED and ((warm and not self._verify) or genuine(view)):
@@ -230,9 +234,9 @@ class Fetcher:
                 log.error("a unit from rank %d does not have its digest; unit %d", home, unit)
         return None
 
-    async def _get(self, home: int, unit: int, at: int, view: memoryview) -> bool:
+    async def _get(self, home: int, unit: int, at: int, view: memoryview, urgent: bool) -> bool:
         """One get into `view`; False if MPI failed or it is late. Then the place stays lent until MPI is done."""
-        self._wake(home)
+        self._wake(home, urgent)
         get = self._peers.get(home, self._at[unit], view)
         in_time = False
         try:
@@ -298,7 +302,7 @@ class Fetcher:
         answer = self._asked.get(unit)
         if answer is None:
             answer = self._asked[unit] = _Answer()
-            self._wake(home)
+            self._wake(home, urgent=False)
             self._peers.send(home, Note(NoteKind.LOAD, unit))
         answer.waiters += 1
         try:
@@ -318,12 +322,12 @@ class Fetcher:
         good = await self._loader.need(unit)
         self._peers.send(rank, Note(NoteKind.LOADED, unit, int(good)))
 
-    def _wake(self, rank: int) -> None:
-        """Tell an idle target to poll often: it cannot see one-sided gets coming."""
+    def _wake(self, rank: int, urgent: bool) -> None:
+        """Tell a target to poll often, or as often as can be: it cannot see one-sided gets coming."""
         now = trio.current_time()
-        if now - self._woken.get(rank, -_WAKE_EVERY_S) >= _WAKE_EVERY_S:
-            self._woken[rank] = now
-            self._peers.send(rank, Note(NoteKind.WAKE))
+        if now - self._woken.get((rank, urgent), -_WAKE_EVERY_S) >= (_URGENT_EVERY_S if urgent else _WAKE_EVERY_S):
+            self._woken[rank, urgent] = now
+            self._peers.send(rank, Note(NoteKind.WAKE, value=int(urgent)))
 
     async def _take(self, size: int) -> int:
         """A place in staging; waits for room, and has the mount release some."""
@@ -365,7 +369,7 @@ class Fetcher:
         while rank in self.suspects:
             await trio.sleep(self.suspects.next_pause(rank))
             if rank in self.suspects:
-                self._wake(rank)
+                self._wake(rank, urgent=False)
                 get = self._peers.get(rank, 0, memoryview(bytearray(HEADER_BYTES)))
                 await get.done.wait()
                 if not get.error:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 # page table costs a minor fault at the next use, and keeps the two processes of a rank from counting them twice.
 _UNMAP_EVERY_S = 2.0
 _BARRIER_POLL_S = 0.01
-_REPLICAS_AT_ONCE = 8
+_REPLICAS_AT_ONCE = 32
 
 
 class Service:
@@ -74,14 +74,15 @@ class Service:
         while received := await self._channel.receive():
             match received[0]:
                 case Fetch(unit, urgent):
-                    self._pump.wake()
+                    self._pump.wake(urgent=bool(urgent))
                     nursery.start_soon(self._fetcher.fetch, unit, bool(urgent))
                 case Hurry(unit):
+                    self._pump.wake(urgent=True)
                     self._fetcher.hurry(unit)
                 case Release(unit):
                     self._fetcher.release(unit)
                 case Steal() as steal:
-                    self._pump.wake()
+                    self._pump.wake(urgent=True)
                     self._relay.ask(steal)
                 case Answered() as answered:
                     self._relay.answer(answered)
@@ -89,6 +90,8 @@ class Service:
                     return
 
     def _on_note(self, rank: int, note: Note, nursery: trio.Nursery) -> None:
+        if note.kind is NoteKind.WAKE:
+            self._pump.wake(urgent=bool(note.value))
         if note.kind in (NoteKind.STEAL, NoteKind.STOLEN):
             nursery.start_soon(self._relay.on_note, rank, note)
         else:
@@ -124,7 +127,7 @@ class Service:
             for i in queue:
                 await self._load_replica(int(replicas.unit[i]), int(replicas.at[i]))
 
-        self._pump.wake()
+        self._pump.wake(urgent=False)
         async with trio.open_nursery() as nursery:
             for _ in range(_REPLICAS_AT_ONCE):
                 nursery.start_soon(work)

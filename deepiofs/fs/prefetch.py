@@ -81,6 +81,8 @@ class Prefetcher:
         self._share: collections.Counter[int] = collections.Counter()
         self._looked_at: collections.Counter[int] = collections.Counter()  # how many of a group's next samples
         self._wanting: dict[int, None] = {}  # groups that have something to claim
+        # Claiming a few at a time costs less than claiming each by itself.
+        self._every, self._since_claiming = max(count // 8, 1), 0
         self._called = trio.Event()
         self._news = trio.Event()
 
@@ -96,6 +98,7 @@ class Prefetcher:
         """Fetch ahead, until cancelled."""
         while self._on:
             self._called = trio.Event()
+            self._since_claiming = 0
             while self._wanting and await self._claim_for(next(iter(self._wanting))):
                 pass
             await self._called.wait()
@@ -116,7 +119,8 @@ class Prefetcher:
         self._recent.append(group)
         if len(self._recent) > self.window:
             self._share[self._recent.popleft()] -= 1
-        self._look(group)
+        self._since_claiming += 1
+        self._look(group, now=self._since_claiming >= self._every or not self._claims)
 
     def taken(self, group: int) -> None:
         """One of the next samples of a group was reserved: those behind it move up."""
@@ -161,12 +165,11 @@ class Prefetcher:
         self._drop(sample)
         return True
 
-    def _look(self, group: int) -> None:
-        """See whether something of a group's share is to be claimed; then `run` does so."""
-        if not self._share[group]:
-            return
-        if self._next_far(group) is not None:
+    def _look(self, group: int, now: bool = True) -> None:
+        """See whether something of a group's share is to be claimed; `run` does so, now or with others later."""
+        if self._share[group] and self._next_far(group) is not None:
             self._wanting[group] = None
+        if self._wanting and now:
             self._called.set()
 
     def _look_at_all(self) -> None:
@@ -252,7 +255,6 @@ class Prefetcher:
         self.claimed_bytes -= claim.span
         for unit in claim.units:
             self._link.requests.staged.let_go(unit)
-        self._called.set()
 
     def _at_hand(self, sample: int) -> bool:
         return not any(True for _ in self._far_units(sample))

@@ -214,6 +214,8 @@ class Channel:
         end.setblocking(False)
         self._socket = end
         self._blocked = trio.Lock()  # only one task may wait for room
+        # Of the longest packet, and kept: a buffer for each would be mapped and unmapped each time (10 % of a mount).
+        self._buffer = bytearray(_MAX_PACKET)
 
     async def send(self, message: Message, fd: int | None = None) -> None:
         """Send one message, with a descriptor if given; EngineLostError if the other end is gone."""
@@ -233,16 +235,18 @@ class Channel:
         """The next message and its descriptor, if any; None when the other process is gone."""
         while True:
             try:
-                packet, ancillary, _, _ = self._socket.recvmsg(_MAX_PACKET, self._ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+                size, ancillary, _, _ = self._socket.recvmsg_into(
+                    [self._buffer], self._ANCILLARY, socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
                 continue
             except OSError:
                 return None
-            if not packet:
+            if not size:
                 return None
             fds = [struct.unpack("i", data[:4])[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
-            return decode(packet), fds[0] if fds else None
+            return decode(bytes(self._buffer[:size])), fds[0] if fds else None
 
     def close(self) -> None:
         self._socket.close()
