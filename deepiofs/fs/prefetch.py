@@ -147,11 +147,9 @@ class Prefetcher:
     async def wait(self, group: int, wanted: int) -> None:
         """None of a group's next samples is ready: return when one may be. `wanted` readers wait for one."""
         assert self._queues is not None
+        news = self._news  # what comes while the words are sent is news, too
         for sample in self._queues.upcoming(group, wanted)[:wanted]:
             await self._hurry(group, sample)
-        news = self._news
-        if any(self.ready(sample) for sample in self._queues.upcoming(group, wanted)[:wanted]):
-            return
         with trio.move_on_after(self._timeout_s + GRACE_S) as limit:
             await news.wait()
         if limit.cancelled_caught:

@@ -262,13 +262,10 @@ class Shuffle:
         """Wait until one of the next samples is fetched."""
         self.stalls += 1
         began, number = trio.current_time(), queues.current
-        while queues.current == number and queues.remaining and not self._is_any_ready(queues):
-            await self._ahead.wait(group, self._takers[group])
+        ahead = self._ahead
+        while queues.current == number and queues.remaining and not queues.has_ready(ahead.window, ahead.ready):
+            await ahead.wait(group, self._takers[group])
         self.stall_s += trio.current_time() - began
-
-    def _is_any_ready(self, queues: GroupQueues) -> bool:
-        window = self._ahead.window
-        return any(map(self._ahead.ready, queues.upcoming(window)[:window]))
 
     async def _steal(self, group: int, victims: list[int]) -> bool:
         """Ask several at once; one task per group asks, the others wait for what it brings. Whether any knew more."""

@@ -50,12 +50,14 @@ class _Queue:
     or taken from others.
     """
 
-    __slots__ = ("_back", "_front", "_near", "_order")
+    __slots__ = ("_back", "_due", "_front", "_near", "_order", "_taken")
 
     def __init__(self, order: npt.NDArray[np.uint32]) -> None:
         self._order = order.tolist()
         self._front, self._back = 0, len(self._order)
         self._near: list[int] = []
+        self._due: list[int] = []  # of each that is near, how many are to be taken before it
+        self._taken = 0
 
     def __len__(self) -> int:
         return self._back - self._front + len(self._near)
@@ -64,12 +66,20 @@ class _Queue:
         """The next entries, in order: `count` of them or a few more, less only at the end. Not to be changed."""
         missing = min(count - len(self._near), self._back - self._front)
         if missing > 0:
+            self._due += range(self._taken + len(self._near), self._taken + len(self._near) + missing)
             self._near += self._order[self._front : self._front + missing]
             self._front += missing
         return self._near
 
+    def choice(self, window: int) -> int:
+        """From how many of the next entries one may be taken: the first alone when it is late by `window`."""
+        count = min(window, len(self.near(window)))
+        return 1 if count and self._taken - self._due[0] >= window else count
+
     def take(self, place: int) -> int:
         """Remove one of the entries that are near."""
+        del self._due[place]
+        self._taken += 1
         return self._near.pop(place)
 
     def take_back(self) -> int | None:
@@ -77,10 +87,15 @@ class _Queue:
             self._back -= 1
             sample: int = self._order[self._back]
             return sample
-        return self._near.pop() if self._near else None
+        if not self._near:
+            return None
+        self._due.pop()
+        return self._near.pop()
 
     def put_front(self, sample: int) -> None:
+        self._taken -= 1
         self._near.insert(0, sample)
+        self._due.insert(0, self._taken)
 
 
 class GroupQueues:
@@ -98,18 +113,25 @@ class GroupQueues:
     def take(self, window: int = 1, ready: Ready = lambda sample: True) -> Draw | None:
         """The next sample of the earliest pass that has one here: the first of the `window` next ones that is ready.
 
-        None if none of them is, or if this rank's part is drawn. Those that are skipped stay, in order.
+        None if none of them is, or if this rank's part is drawn. Those that are skipped stay, in order, and none is
+        skipped for ever: the first is the only choice once it is late by `window`.
         """
         if not self.is_loaded or len(self._queues) > 1:
             draw = self._take_earlier()
             if draw:
                 return draw
+        place = self._first_ready(window, ready)
+        return None if place is None else Draw(self.group, self.current, self._queue(self.current).take(place))
+
+    def has_ready(self, window: int, ready: Ready) -> bool:
+        """Whether `take` would take something of the current pass."""
+        return self._first_ready(window, ready) is not None
+
+    def _first_ready(self, window: int, ready: Ready) -> int | None:
         queue = self._queue(self.current)
-        near = queue.near(window)
-        for place in range(min(window, len(near))):
-            if ready(near[place]):
-                return Draw(self.group, self.current, queue.take(place))
-        return None
+        choice = queue.choice(window)
+        near = queue.near(choice)
+        return next((place for place in range(choice) if ready(near[place])), None)
 
     def _take_earlier(self) -> Draw | None:
         """What came back to a pass that is over: it is late already, and not waited for."""
