@@ -134,7 +134,7 @@ def _filesystem(
         timeout_s=settings.timeout, verify=settings.verify, staging_bytes=shared.filled_in["staging_bytes"],
     )  # fmt: skip
     identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
-    report = Report(identity, link, counts, shuffle)
+    report = Report(identity, link, counts, reader.source_reads, shuffle)
     order_log = None
     if settings.order_log:
         order_log = OrderLog(settings.order_log.replace("%r", str(hello.rank)))

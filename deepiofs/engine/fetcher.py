@@ -98,6 +98,7 @@ class Fetcher:
         self._no_loads_until: dict[int, float] = {}
         self._staged: dict[int, int] = {}
         self._room = trio.Event()
+        self._press_again_at = -math.inf
         self._asked: dict[int, _Answer] = {}
         self._woken: dict[tuple[int, bool], float] = {}
         self._fetches: dict[int, _Fetch] = {}
@@ -336,7 +337,9 @@ class Fetcher:
             at = self._arena.take(size)
             if at is not None:
                 break
-            await self._send(Pressed())
+            if trio.current_time() >= self._press_again_at:
+                self._press_again_at = trio.current_time() + _PRESS_EVERY_S
+                await self._send(Pressed())
             # Again and again: what the mount had not seen yet when it was pressed, it can release a little later.
             with trio.move_on_after(_PRESS_EVERY_S):
                 await room.wait()

@@ -120,7 +120,7 @@ class Prefetcher:
         if len(self._recent) > self.window:
             self._share[self._recent.popleft()] -= 1
         self._since_claiming += 1
-        self._look(group, now=self._since_claiming >= self._every or not self._claims)
+        self._look(group, now=self._since_claiming >= min(self._every, len(self._claims) // 4))
 
     def taken(self, group: int) -> None:
         """One of the next samples of a group was reserved: those behind it move up."""

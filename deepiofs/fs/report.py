@@ -17,6 +17,7 @@ from deepiofs import __version__
 from deepiofs.fs.counts import Counts, by_origin
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.shuffle import Shuffle
+from deepiofs.fs.sourcereads import SourceReads
 from deepiofs.memory.board import Counter
 
 
@@ -48,8 +49,11 @@ class Metric:
 class Report:
     """Renders what the counters and the engine's board say now."""
 
-    def __init__(self, identity: Identity, link: EngineLink, counts: Counts, shuffle: Shuffle | None = None) -> None:
+    def __init__(
+        self, identity: Identity, link: EngineLink, counts: Counts, reads: SourceReads, shuffle: Shuffle | None = None
+    ) -> None:
         self.identity, self.link, self.counts, self.shuffle = identity, link, counts, shuffle
+        self._reads = reads
         plan = shuffle.plan if shuffle else None
         self.entropy = {
             "bound": plan.entropy_bound if plan else None,
@@ -101,6 +105,8 @@ class Report:
         lines = [] if self.link.running else ["engine lost: serving resident memory and the source, no peers"]
         for count, text in (
             (board[Counter.PEERS_SUSPECT], "peers do not answer; their samples come from the source"),
+            (board[Counter.QUARANTINED_BYTES], "bytes of staging wait for MPI to be done with gets that were given up"),
+            (self._reads.hanging, "reads of the source hang"),
             (board[Counter.BROKEN_UNITS], "units could not be loaded from the source; see the log"),
             (self.verify_failures, "digests differed; these samples came from the source"),
             (board[Counter.MPI_ERRORS], "gets failed in MPI"),

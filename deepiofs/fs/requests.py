@@ -54,7 +54,8 @@ class Requests:
     def __init__(self, tell: Callable[[Message], Awaitable[bool]], staging_bytes: int, counts: Counts) -> None:
         """tell: send a word to the engine; False if it is gone."""
         self._tell, self._counts = tell, counts
-        self._keep_bytes = staging_bytes // 2
+        # With the half that claims may take, this leaves an eighth for what is under way.
+        self._keep_bytes = staging_bytes * 3 // 8
         self.staged = Staged()
         self.give_up_claim: Callable[[], bool] = lambda: False
         self._requests: dict[int, _Request] = {}
