@@ -27,6 +27,7 @@ class Counter(enum.IntEnum):
     PEER_TIMEOUTS = 10
     MPI_ERRORS = 11
     PEERS_SUSPECT = 12  # now
+    SOURCE_HANGS = 13  # reads of the source by the engine that hang now
 
 
 class Board:
