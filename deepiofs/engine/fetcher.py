@@ -167,8 +167,7 @@ class Fetcher:
         if span(size) > self._arena.size:
             return None
         at = await self._take(span(size))
-        into = self._staging.view[at + HEADER_BYTES : at + HEADER_BYTES + size]
-        read = self._stager.start(unit, into, fetch.urgent)
+        read = self._stager.start(unit, at, fetch.urgent)
         try:
             await read.done.wait()
         except trio.Cancelled:

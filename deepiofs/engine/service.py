@@ -21,7 +21,7 @@ from deepiofs.engine.stealing import StealRelay
 from deepiofs.engine.world import World
 from deepiofs.errors import EngineLostError
 from deepiofs.memory.board import Counter
-from deepiofs.memory.store import HEADER_BYTES, split
+from deepiofs.memory.store import HEADER_BYTES, Store, split
 from deepiofs.memory.wire import Answered, Channel, Fetch, Hurry, Leave, Message, Release, Steal
 from deepiofs.options import Settings
 
@@ -44,7 +44,8 @@ class Service:
         own = own_units(rank.placement.home, world.rank)
         places = Own(own, rank.placement.at[own].tolist())
         self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
-        self._stager = Stager(rank.units, rank.manifest, rank.source)
+        staging = Store(rank.segments["staging"])
+        self._stager = Stager(rank.units, rank.manifest, rank.source, staging, rank.board)
         self._pump = Pump(peers)
         self._relay = StealRelay(peers, self._send)
         self._fetcher = Fetcher(

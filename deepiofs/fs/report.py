@@ -83,6 +83,11 @@ class Report:
         return self.counts.verify_failures + self.link.board[Counter.VERIFY_FAILURES]
 
     @property
+    def source_hangs(self) -> int:
+        """Reads of the source that hang, of this mount and its engine; a lost engine waits for nothing."""
+        return self._reads.hanging + (self.link.board[Counter.SOURCE_HANGS] if self.link.running else 0)
+
+    @property
     def rss_bytes(self) -> int:
         """Memory of both processes, what they share counted once (Pss of smaps_rollup, proc(5))."""
         return sum(_pss_bytes(pid) for pid in (os.getpid(), self.identity.engine_pid))
@@ -106,8 +111,8 @@ class Report:
         for count, text in (
             (board[Counter.PEERS_SUSPECT], "peers do not answer; their samples come from the source"),
             (board[Counter.QUARANTINED_BYTES], "bytes of staging wait for MPI to be done with gets that were given up"),
-            (self._reads.hanging, "reads of the source hang"),
             (board[Counter.BROKEN_UNITS], "units could not be loaded from the source; see the log"),
+            (self.source_hangs, "reads of the source hang; see the log for the files"),
             (self.verify_failures, "digests differed; these samples came from the source"),
             (board[Counter.MPI_ERRORS], "gets failed in MPI"),
             (self.counts.engine_timeouts, "requests were not answered by the engine"),
@@ -169,6 +174,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("peer_timeouts", "counter", "gets abandoned", lambda r: r.link.board[Counter.PEER_TIMEOUTS]),
     Metric("mpi_errors", "counter", "gets that MPI failed", lambda r: r.link.board[Counter.MPI_ERRORS]),
     Metric("peers_suspect", "gauge", "peers not asked for now", lambda r: r.link.board[Counter.PEERS_SUSPECT]),
+    Metric("source_hangs", "gauge", "reads of the source that hang now", lambda r: r.source_hangs),
     Metric("entropy", "gauge", "ordering entropy", lambda r: r.entropy, "kind"),
     Metric("exchange_fraction", "gauge", "share of samples that change node in a pass", lambda r: r.exchange_fraction),
     Metric("errors", "counter", "requests that failed, by errno", lambda r: dict(r.counts.errors), "errno"),
