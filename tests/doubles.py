@@ -127,8 +127,8 @@ class MemorySource:
     """Files in a dict, and faults on demand.
 
     `reads` is every (path, at, size) that was read; `opened` how many files were opened, `open_now` how many still are.
-    `open_errors`, `read_errors`: path -> errno; `errors_left`: path -> how many reads more fail, if not all. `cut`:
-    path -> where reads end, before the end that the size says.
+    `open_errors`, `read_errors`: path -> errno; `errors_left`: path -> how many reads fail, if not all. `cut`: path ->
+    where reads end, before the end that the size says.
     `open_gates`, `read_gates`: path -> where a thread that opens or reads it waits.
     """
 

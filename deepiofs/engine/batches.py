@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -46,7 +45,8 @@ class Filling:
             error: OSError | DeepiofsError | None = None
             try:
                 if row != opened:
-                    _close(file)
+                    if file:
+                        file.close()
                     file = None
                     file, opened = self._source.open(self._manifest, row), row
                 assert file is not None
@@ -55,7 +55,8 @@ class Filling:
                 error = failure
                 opened = -1  # after ESTALE only a new descriptor helps
             say((unit, error))
-        _close(file)
+        if file:
+            file.close()
 
     def _fill(self, file: SourceFile, unit: int, begin: int) -> None:
         at, size = self._place[unit], int(self._units.size[unit])
@@ -111,10 +112,3 @@ class Batch:
             except IndexError:
                 return
             yield unit
-
-
-def _close(file: SourceFile | None) -> None:
-    """What a network file system says at close is of no use to a reader."""
-    if file is not None:
-        with contextlib.suppress(OSError):
-            file.close()

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from typing import Any
@@ -131,7 +132,8 @@ class DirectoryFile:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            with contextlib.suppress(OSError):  # what a network file system says here is of no use to a reader
+                os.close(fd)
 
 
 def _rows_to_check(manifest: Manifest) -> np.ndarray[Any, np.dtype[np.int64]]:
