@@ -24,11 +24,13 @@ from deepiofs.dataset.sources import open_source
 from deepiofs.errors import DeepiofsError
 from deepiofs.fs.control import ControlFile, ControlTree
 from deepiofs.fs.counts import Counts
+from deepiofs.fs.door import Door, open_door
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.fetch import Reader
 from deepiofs.fs.filesystem import FileSystem, Statistics
 from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.report import Identity, Report
+from deepiofs.fs.rollcall import RollCall
 from deepiofs.fs.shuffle import Roster, Shuffle
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
@@ -70,7 +72,9 @@ async def serve(request: Request, live: Callable[[str], None]) -> None:
 async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str], None]) -> None:
     hello = await engine.begin(request.source, request.options)
     open_journal(request.settings, hello.rank)
-    mountpoint = await _judge(request, engine, hello)
+    # Only the shuffled view of several ranks has something to agree on.
+    door = open_door() if hello.size > 1 and request.settings.shuffle != "off" else None
+    mountpoint = await _judge(request, engine, hello, door)
     shared = await engine.shared()
     counts = Counts()
     link = EngineLink(engine.channel, hello.rank, shared.segments, shared.stores, counts)
@@ -80,7 +84,8 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
             if request.settings.warm == "full":
                 await wait_warm(link, show=hello.rank == 0)
             with ExitStack() as stack:
-                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, stack)
+                shuffle = _shuffle(request.settings, hello, link, door, nursery)
+                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, shuffle, stack)
                 session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
                 here = mounted_at(mountpoint)
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
@@ -91,11 +96,13 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 await session.serve()
             nursery.cancel_scope.cancel()
     finally:
+        if door is not None:
+            door.close()  # the others' calls are refused from now on: this mount is gone
         with trio.CancelScope(shield=True):
             await engine.leave(request.settings.linger)
 
 
-async def _judge(request: Request, engine: EngineProcess, hello: Hello) -> str:
+async def _judge(request: Request, engine: EngineProcess, hello: Hello, door: socket.socket | None) -> str:
     """See whether this node can mount, and tell the engine, so that all ranks mount or none does."""
     local = facts(hello.text)
     try:
@@ -106,7 +113,7 @@ async def _judge(request: Request, engine: EngineProcess, hello: Hello) -> str:
         await engine.verdict(error.exit_code, str(error))
         await engine.shared()  # raises the error that the ranks agreed on
         raise
-    await engine.verdict(0, mountpoint)
+    await engine.verdict(0, mountpoint, door.getsockname()[1] if door else 0)
     return mountpoint
 
 
@@ -118,12 +125,12 @@ def _filesystem(
     shared: Shared,
     link: EngineLink,
     counts: Counts,
+    shuffle: Shuffle | None,
     stack: ExitStack,
 ) -> FileSystem:
     settings = request.settings
     source = open_source(request.source)
     stack.callback(source.close)
-    shuffle = _shuffle(settings, hello, link)
     tree = Tree(link.manifest, settings, shuffle.covers if shuffle else lambda row: False)
     reader = Reader(link, source, counts, timeout_s=settings.timeout, verify=settings.verify)
     identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
@@ -152,7 +159,9 @@ def _filesystem(
     return FileSystem(tree, control, reader, counts, statistics, shuffle, order_log)
 
 
-def _shuffle(settings: Settings, hello: Hello, link: EngineLink) -> Shuffle | None:
+def _shuffle(
+    settings: Settings, hello: Hello, link: EngineLink, listening: socket.socket | None, nursery: trio.Nursery
+) -> Shuffle | None:
     """The remapping, if the user declared files interchangeable; the plan is computed from shared columns."""
     if settings.shuffle == "off":
         return None
@@ -163,9 +172,26 @@ def _shuffle(settings: Settings, hello: Hello, link: EngineLink) -> Shuffle | No
         link.manifest, roster, Plan(membership, settings.seed, settings.entropy),
         rank=hello.rank, n_ranks=hello.size, seed=settings.seed,
         ask=lambda rank, group, number: link.ask(rank, group, number, settings.timeout),
+        rollcall=_rollcall(settings, hello, link, listening, nursery),
     )  # fmt: skip
+    nursery.start_soon(shuffle.plan_for_others)
     link.on_asked, link.on_answer = shuffle.asked, shuffle.stolen
     return shuffle
+
+
+def _rollcall(
+    settings: Settings, hello: Hello, link: EngineLink, listening: socket.socket | None, nursery: trio.Nursery
+) -> RollCall:
+    """How the mounts of several ranks find out who is lost; it answers from now on."""
+    if listening is None:
+        return RollCall(hello.rank, hello.size)
+    door = Door(listening, hello.rank, link.doors, link.secret)
+    rollcall = RollCall(hello.rank, hello.size, door.call, settings.timeout)
+    rollcall.has_engine = lambda: link.running
+    link.on_suspect = lambda rank: nursery.start_soon(rollcall.judge, [rank])
+    nursery.start_soon(door.serve, rollcall.answer)
+    nursery.start_soon(rollcall.greet)
+    return rollcall
 
 
 def _begin_pass(shuffle: Shuffle | None, text: str) -> None:

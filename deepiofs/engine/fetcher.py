@@ -72,6 +72,7 @@ class Fetcher:
         self._loader, self._peers, self._board, self._send = loader, peers, board, send
         self._timeout_s, self._verify = timeout_s, verify
         self.suspects = Suspects(trio.current_time)
+        self.on_suspect: Callable[[int], None] = lambda rank: None
         self._staged: dict[int, int] = {}
         self._room = trio.Event()
         self._asked: dict[int, _Answer] = {}
@@ -186,6 +187,7 @@ class Fetcher:
             self._board.add(Counter.MPI_ERRORS)
             self._give_back(at)
             self.suspects.failed(home)
+            self.on_suspect(home)
             self._count_suspects()
             return False
         self._board.add(Counter.GETS)
@@ -254,6 +256,7 @@ class Fetcher:
             return
         self._board.add(Counter.PEER_TIMEOUTS)
         self.suspects.failed(home)
+        self.on_suspect(home)
         self._count_suspects()
         log.warning("rank %d did not answer in %g s; reading from the source", home, self._timeout_s)
 

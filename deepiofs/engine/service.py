@@ -21,7 +21,7 @@ from deepiofs.engine.world import World
 from deepiofs.errors import EngineLostError
 from deepiofs.memory.board import Counter
 from deepiofs.memory.store import HEADER_BYTES, split
-from deepiofs.memory.wire import Answered, Channel, Fetch, Leave, Message, Release, Steal
+from deepiofs.memory.wire import Answered, Channel, Fetch, Leave, Message, Release, Steal, Suspect
 from deepiofs.options import Settings
 
 log = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ class Service:
         """Serve until the mount has left and the peers need this memory no more; whether all have left in time."""
         async with trio.open_nursery() as nursery:
             self._peers.on_note = lambda rank, note: self._on_note(rank, note, nursery)
+            self._fetcher.on_suspect = lambda rank: nursery.start_soon(self._send, Suspect(rank))
             if self._world.size > 1:
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._unmap_when_idle)

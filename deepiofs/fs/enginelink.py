@@ -36,6 +36,7 @@ from deepiofs.memory.wire import (
     Release,
     Steal,
     Stolen,
+    Suspect,
 )
 from deepiofs.order.queues import Answer, Reply
 
@@ -74,12 +75,15 @@ class EngineLink:
         self.resident_units = int((layout["home"] != NOWHERE).sum())
         self.layout = layout
         self.n_samples = int(meta["samples"])
+        self.doors = [(addresses, port) for addresses, port in meta.get("doors", ())]
+        self.secret = bytes.fromhex(meta.get("secret", ""))
         self.board = Board(segments["board"])
         self._staging = segments["staging"]
         self._stores = {owner: Store(segment) for owner, segment in stores.items()}
         self._requests: dict[int, _Request] = {}
         self._asked: dict[tuple[int, int, int], _Asked] = {}
-        self.on_asked: Callable[[int, int], Answer] = lambda group, number: Answer(Reply.EMPTY)
+        self.on_asked: Callable[[int, int, int], Answer] = lambda rank, group, number: Answer(Reply.EMPTY)
+        self.on_suspect: Callable[[int], None] = lambda rank: None
         self.on_answer: Callable[[int, int, int, Answer], None] = lambda rank, group, number, answer: None
         self._staged: collections.OrderedDict[int, tuple[int, int]] = collections.OrderedDict()
         self._staged_bytes = 0
@@ -182,8 +186,10 @@ class EngineLink:
                 case Stolen(rank, group, number, reply, value):
                     self._answered(rank, group, number, Answer(Reply(reply), value))
                 case Asked(rank, group, number):
-                    answer = self.on_asked(group, number)
+                    answer = self.on_asked(rank, group, number)
                     await self._tell(Answered(rank, group, number, answer.reply, answer.value))
+                case Suspect(rank):
+                    self.on_suspect(rank)
                 case Pressed():
                     await self._release_down_to(self._staged_bytes // 2 if len(self._staged) > 1 else 0)
         self._lost()

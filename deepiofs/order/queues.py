@@ -34,6 +34,7 @@ class Reply(enum.IntEnum):
     EMPTY = 1
     AHEAD = 2  # the owner is in a later pass
     BUSY = 3  # what it has is out with someone who may give it back: ask again
+    LEFT = 4  # its mount is gone, and its queue with it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class _Queue:
     def put_front(self, sample: int) -> None:
         self._returned.append(sample)
 
+    def drop_planned(self) -> None:
+        self._front = self._back
+
 
 class GroupQueues:
     """All passes of one group on one rank. `current` is the pass that its next draw belongs to."""
@@ -86,6 +90,9 @@ class GroupQueues:
         self.current = 0
         self._queues: dict[int, _Queue] = {}
         self._empty: set[int] = set()
+        self._missing: set[int] = set()
+        self.in_vain = True  # nothing was drawn here in this pass yet, and nobody has answered
+        self.vain_passes = 0
         self._farthest = 0
         self._commanded = 0
 
@@ -96,7 +103,10 @@ class GroupQueues:
             if draw:
                 return draw
         sample = self._queue(self.current).take_front()
-        return None if sample is None else Draw(self.group, self.current, sample)
+        if sample is None:
+            return None
+        self.in_vain = False
+        return Draw(self.group, self.current, sample)
 
     def _take_earlier(self) -> Draw | None:
         """What came back to a pass that is over: it is late already."""
@@ -124,10 +134,26 @@ class GroupQueues:
                 self._farthest = max(self._farthest, answer.value)
             if number == self.current:
                 self._empty.add(rank)
+        if number == self.current:
+            if answer.reply is Reply.LEFT:
+                self._missing.add(rank)
+            else:
+                self.in_vain = False
 
-    def give_up(self, rank: int) -> None:
-        """A rank cannot be asked: for this pass it counts as empty."""
+    def give_up(self, rank: int, *, missing: bool = True) -> None:
+        """A rank cannot be asked: for this pass it counts as empty. missing: whether it may be lost."""
         self._empty.add(rank)
+        if missing:
+            self._missing.add(rank)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Ranks that have left or did not answer in this pass, and of which it was not found out yet what they are."""
+        return frozenset(self._missing)
+
+    def judged(self, ranks: Iterable[int]) -> None:
+        """It was found out what these ranks are."""
+        self._missing.difference_update(ranks)
 
     def asked(self, number: int) -> Answer:
         """Another rank asks for an entry of pass `number`."""
@@ -137,11 +163,34 @@ class GroupQueues:
                 return Answer(Reply.SAMPLE, sample)
         return Answer(Reply.AHEAD, self._commanded) if number < self.current else Answer(Reply.EMPTY)
 
+    @property
+    def latest(self) -> int:
+        """The latest pass whose queue was begun here, by the owner or by who asked; -1 if none was."""
+        return max(self._queues, default=-1)
+
+    def has(self, number: int) -> bool:
+        """Whether answering for a pass needs nothing from the plan."""
+        return number in self._queues or number < self.current
+
+    def give_away(self, number: int) -> int:
+        """Others serve what was planned for this rank from pass `number` on. How many entries these were."""
+        dropped = 0
+        for late in (queue for n, queue in self._queues.items() if n >= number):
+            before = len(late)
+            late.drop_planned()
+            dropped += before - len(late)
+        return dropped
+
+    def ask_anew(self) -> None:
+        """Who counted as empty may have something after all."""
+        self._empty.clear()
+
     def advance(self) -> None:
         """Nobody has an entry of this pass: the next draw belongs to the next, or to one that was begun by command.
 
         Not to whatever pass another is in: it may have gone on without this rank's entries, and nobody else has them.
         """
+        self.vain_passes = self.vain_passes + 1 if self.in_vain else 0
         self._enter(max(self.current + 1, self._farthest))
         self._queues = {n: queue for n, queue in self._queues.items() if n >= self.current or len(queue)}
 
@@ -155,6 +204,8 @@ class GroupQueues:
     def _enter(self, number: int) -> None:
         self.current = number
         self._empty.clear()
+        self._missing.clear()
+        self.in_vain = True
 
     @property
     def is_loaded(self) -> bool:

@@ -173,7 +173,7 @@ class _Job:
         await trio.sleep(self.delay())
         if self.lost():
             return
-        answer = self.mounts[rank].asked(group, number)
+        answer = self.mounts[rank].asked(asker, group, number)
         await trio.sleep(self.delay())
         self.late += trio.current_time() - begun > _TIMEOUT_S
         self.mounts[asker].stolen(rank, group, number, answer)
