@@ -190,7 +190,7 @@ def _rollcall(
     rollcall.has_engine = lambda: link.running
     link.on_suspect = lambda rank: nursery.start_soon(rollcall.judge, [rank])
     nursery.start_soon(door.serve, rollcall.answer)
-    nursery.start_soon(rollcall.greet)
+    nursery.start_soon(rollcall.run)
     return rollcall
 
 

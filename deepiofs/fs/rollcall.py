@@ -76,6 +76,8 @@ class RollCall:
         self._settled: dict[int, float] = {}
         self._holds: dict[tuple[int, int], _Hold] = {}
         self._ballots = itertools.count(1)
+        self._to_tell: set[int] = set()
+        self._tell = trio.Event()
         self._judging, self._agreeing = trio.Lock(), trio.Lock()
         self._lines = trio.CapacityLimiter(_CALLS_AT_ONCE)
 
@@ -115,6 +117,17 @@ class RollCall:
                 break
             suspects = suspects | {candidates[0]}
         self._settle(wanted)
+
+    async def run(self) -> None:
+        """Call whom there is something to tell, until cancelled."""
+        await self.greet()
+        while True:
+            while self._to_tell:
+                rank = self._to_tell.pop()
+                if isinstance(await self._ask(rank, self._word(Kind.HELLO)), Silence):
+                    self.guests.discard(rank)
+            self._tell = trio.Event()
+            await self._tell.wait()
 
     async def greet(self) -> None:
         """Call the lowest other member once: who has never been met might be behind a wall, not gone."""
@@ -230,9 +243,11 @@ class RollCall:
     # --- Knowing
 
     def heard_of(self, rank: int) -> None:
-        """A rank has asked or answered, by whatever way."""
-        if rank in self.losses:
+        """A rank has asked or answered, by whatever way; if it is out it may not know."""
+        if rank in self.losses and rank not in self.guests:
             self.guests.add(rank)
+            self._to_tell.add(rank)
+            self._tell.set()
 
     def _meet(self, rank: int, since: Mapping[int, int]) -> None:
         self._met.add(rank)
@@ -247,6 +262,10 @@ class RollCall:
                 "out of the passes: %s", ", ".join(f"rank {r} from {n} on" for r, n in self.losses.since.items())
             )
             self.on_losses(first)
+        if self.rank in facts and first is not None:
+            # What it takes from one it may have to give to another: they must know that it is there.
+            self._to_tell |= set(self.members)
+            self._tell.set()
 
     def _unsettled(self, ranks: Iterable[int]) -> set[int]:
         """Those to be judged: not out, not this one, and not judged just now."""
