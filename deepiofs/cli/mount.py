@@ -175,6 +175,7 @@ def _shuffle(
         rollcall=_rollcall(settings, hello, link, listening, nursery),
     )  # fmt: skip
     nursery.start_soon(shuffle.plan_for_others)
+    shuffle.on_losses = lambda: nursery.start_soon(link.tell_lost, list(shuffle.rollcall.losses.since))
     link.on_asked, link.on_answer = shuffle.asked, shuffle.stolen
     return shuffle
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import collections
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -31,6 +31,7 @@ from deepiofs.memory.wire import (
     Fetch,
     Message,
     Missed,
+    Out,
     Pressed,
     Ready,
     Release,
@@ -167,6 +168,12 @@ class EngineLink:
             await self._tell(Steal(rank, group, number))
             await asked.done.wait()
         return asked.answer
+
+    async def tell_lost(self, ranks: Iterable[int]) -> None:
+        """Say whom the engine need not wait for when it leaves."""
+        for rank in ranks:
+            if self.running:
+                await self._tell(Out(rank))
 
     def _answered(self, rank: int, group: int, number: int, answer: Answer) -> None:
         self.on_answer(rank, group, number, answer)

@@ -94,6 +94,7 @@ class Shuffle:
         self.rollcall = rollcall or RollCall(rank, n_ranks)
         self.rollcall.begun = self._begun
         self.rollcall.on_losses = self._lost
+        self.on_losses: Callable[[], None] = lambda: None
         self._manifest, self._rank, self._n_ranks, self._seed, self._ask = manifest, rank, n_ranks, seed, ask
         self._sample_of, self._group_of = roster.of_row.data, roster.group.data
         self._first, self._rows = roster.first.data, roster.rows.data
@@ -265,7 +266,9 @@ class Shuffle:
         """
         is_out = self._rank in self.rollcall.losses.out_in(queues.current)
         if queues.in_vain and (is_out or queues.vain_passes >= _VAIN_PASSES):
+            # The next who opens a name asks them again.
             queues.ask_anew()
+            self._silent_until.clear()
             raise TimedOutError("the ranks that have samples of this group do not answer")
 
     async def _steal(self, group: int, victims: list[int]) -> bool:
@@ -374,6 +377,7 @@ class Shuffle:
     def _lost(self, number: int) -> None:
         """From pass `number` on others take part than was thought."""
         self._computed.clear()
+        self.on_losses()
         late = sum(queues.give_away(number) for queues in self._queues.values())
         if late:
             log.warning("pass %d was begun with ranks that are out: %d samples are left to the others", number, late)
