@@ -28,6 +28,7 @@ _FAULTS = "tests/ranks/test_faults.py::"
 _HOSTS = "tests/ranks/test_two_hosts.py::"
 _BINDINGS = "tests/shuffled/test_bindings.py::"
 _ONCE = "tests/shuffled/test_exactly_once.py::"
+_LOSSES = "tests/shuffled/test_losses.py::"
 _BINDER = "tests/order/test_binder.py::"
 _QUEUES = "tests/order/test_queues.py::"
 _PLAN = "tests/order/test_plan.py::"
@@ -35,6 +36,10 @@ _ENTROPY = "tests/order/test_entropy.py::"
 _PAIRS = "tests/order/test_pairs.py::"
 _SAMPLES = "tests/order/test_samples.py::"
 _SIMULATED = "tests/order/test_shuffle_simulation.py::"
+_LOST = "tests/order/test_loss_simulation.py::"
+_MEMBERS = "tests/order/test_members.py::"
+_ROLLCALL = "tests/unit/test_rollcall.py::"
+_DOOR = "tests/unit/test_door.py::"
 _SCAN = "tests/unit/test_scan.py::"
 _READER = "tests/unit/test_reader.py::"
 _FETCHER = "tests/unit/test_fetcher.py::"
@@ -302,8 +307,44 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _BINDINGS + "test_members_read_in_turn_are_of_one_sample",
         _ONCE + "test_torch_on_several_ranks_sees_each_sample_once_per_pass",
     ),
-    "S-NAME-24": _PROMISED + "test_what_a_mount_that_left_has_not_drawn_is_missing_and_nothing_is_repeated",
-    "S-NAME-25": _PROMISED + "test_without_its_engine_a_mount_draws_its_own_queues_pass_after_pass",
+    "S-NAME-24": (
+        _PROMISED + "test_what_a_mount_that_left_has_not_drawn_is_missing_once_and_nothing_is_repeated",
+        _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
+        _LOSSES + "test_after_a_mount_has_left_in_the_middle_of_a_pass_the_next_is_whole",
+        _LOSSES + "test_on_two_hosts_passes_are_whole_after_a_rank_was_killed",
+        _LOST + "test_whoever_is_killed_or_leaves_when_nothing_is_repeated_and_later_passes_are_whole",
+        _MEMBERS + "test_queues_of_who_is_left_hold_each_sample_once",
+        _MEMBERS + "test_an_even_deal_stays_even_in_each_group_and_over_all",
+    ),
+    "S-NAME-25": (
+        _PROMISED + "test_without_its_engine_a_mount_draws_its_own_queues_pass_after_pass",
+        _LOSSES + "test_a_mount_without_its_engine_keeps_its_share_also_when_another_is_killed",
+        _LOST + "test_a_mount_without_an_engine_keeps_its_share_and_learns_of_losses",
+        _LOST + "test_if_all_engines_are_lost_a_killed_mount_is_found_out_all_the_same",
+    ),
+    "S-NAME-26": (
+        _LOST + "test_a_mount_that_is_stopped_for_long_is_not_out_and_goes_on_with_its_share",
+        _ROLLCALL + "test_who_lives_is_not_out_whatever_its_engine_does",
+        _ROLLCALL + "test_a_process_that_is_stopped_is_not_out",
+        _ROLLCALL + "test_nothing_is_decided_while_one_that_lives_has_not_said_how_far_it_is",
+        _ROLLCALL + "test_a_judgement_ends_in_time_though_all_are_stopped",
+        _DOOR + "test_a_process_that_is_stuck_takes_the_call_and_is_known_to_live",
+        _DOOR + "test_a_process_that_is_gone_refuses",
+    ),
+    "S-NAME-27": (
+        _ROLLCALL + "test_all_that_are_left_agree_whoever_is_lost_when",
+        _ROLLCALL + "test_a_process_that_is_gone_is_out_from_the_first_pass_that_nobody_has_begun",
+        _ROLLCALL + "test_of_a_job_cut_in_two_the_larger_part_goes_on_alone_and_the_other_learns_it_later",
+        _ROLLCALL + "test_of_two_halves_that_of_the_lowest_rank_goes_on",
+        _ROLLCALL + "test_a_refusal_by_a_host_that_was_never_reached_proves_nothing",
+    ),
+    "S-NAME-28": (
+        _LOSSES + "test_a_host_that_was_cut_off_serves_nothing_of_its_own_once_it_is_back",
+        _LOST + "test_a_mount_that_was_cut_off_and_comes_back_repeats_nothing_from_then_on",
+        _LOST + "test_who_asks_while_it_is_out_is_told",
+        _LOST + "test_a_mount_that_is_out_and_that_nobody_answers_fails_to_open",
+    ),
+    "S-NAME-29": _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
     "S-CTL-1": (
         _CONTROL + "test_control_files_are_reachable_but_not_listed",
         _PROMISED + "test_a_control_directory_of_the_source_is_hidden_but_below_exact",
@@ -479,6 +520,8 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-MOUNT-8": (
         _FAULTS + "test_after_one_mount_left_the_other_still_gets_its_half_from_the_lingering_engine",
         _FAULTS + "test_an_engine_whose_peer_never_leaves_ends_by_itself_within_linger",
+        _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
+        "tests/unit/test_farewell.py::test_with_a_loss_a_rank_lingers_until_all_others_have_left",
     ),
     "S-MOUNT-9": (
         _LIFE + "test_umount_waits_for_the_processes",

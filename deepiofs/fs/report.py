@@ -19,6 +19,7 @@ from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.shuffle import Shuffle
 from deepiofs.fs.sourcereads import SourceReads
 from deepiofs.memory.board import Counter
+from deepiofs.order.members import Losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,21 @@ class Report:
         return self.shuffle.number if self.shuffle else 0
 
     @property
+    def losses(self) -> Losses:
+        """Which ranks are out of the passes."""
+        return self.shuffle.rollcall.losses if self.shuffle else Losses()
+
+    @property
+    def members(self) -> int:
+        """How many ranks take part in the pass of the last draw."""
+        return self.identity.size - len(self.losses.out_in(self.number))
+
+    def _loss(self, rank: int, number: int) -> str:
+        if rank == self.identity.rank:
+            return f"this rank is out since pass {number}: it serves what the others leave"
+        return f"rank {rank} is out since pass {number}: its samples are served by the others"
+
+    @property
     def uptime_s(self) -> float:
         return round(time.monotonic() - self._started, 3)
 
@@ -108,6 +124,7 @@ class Report:
     def complaints(self) -> list[str]:
         board = self.link.board
         lines = [] if self.link.running else ["engine lost: serving resident memory and the source, no peers"]
+        lines += [self._loss(rank, number) for rank, number in self.losses.since.items()]
         for count, text in (
             (board[Counter.PEERS_SUSPECT], "peers do not answer; their samples come from the source"),
             (board[Counter.QUARANTINED_BYTES], "bytes of staging wait for MPI to be done with gets that were given up"),
@@ -141,6 +158,7 @@ METRICS: tuple[Metric, ...] = (
         lambda r: r.link.board[Counter.QUARANTINED_BYTES],
     ),
     Metric("pass", "gauge", "current pass", lambda r: r.number),
+    Metric("members", "gauge", "ranks that take part in the current pass", lambda r: r.members),
     Metric("draws", "counter", "samples drawn", lambda r: r.shuffle.draws if r.shuffle else 0),
     Metric("opens", "counter", "files opened", lambda r: r.counts.opens),
     Metric("reads", "counter", "read requests answered", lambda r: r.counts.reads),

@@ -60,7 +60,7 @@ class Plan:
     """
 
     def __init__(self, membership: Membership, seed: int, entropy: float) -> None:
-        self._seed = seed
+        self._membership, self._seed = membership, seed
         self.entropy_bound = entropy
         self.n_nodes = membership.n_nodes
         self._node = membership.node
@@ -86,6 +86,15 @@ class Plan:
         keys += self._turn.astype(word)[membership.owner]
         keys[membership.group < 0] = np.iinfo(word).max
         return keys
+
+    def of(self, membership: Membership) -> Plan:
+        """The same passes over others."""
+        return Plan(membership, self._seed, self.entropy_bound)
+
+    @property
+    def membership(self) -> Membership:
+        """Over whom."""
+        return self._membership
 
     @property
     def n_groups(self) -> int:
