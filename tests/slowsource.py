@@ -26,7 +26,8 @@ from pathlib import Path
 _CONTROLLER = Path("/sys/fs/cgroup/blkio")
 _TOOLS = ("losetup", "mkfs.ext4", "mount", "umount")
 _ENTER = 'echo 0 > "$0"/tasks && exec "$@"'
-_QUIET_S = 0.5
+_QUIET_S = 0.3
+_RESTLESS_S = 60.0
 # Metadata of ext4: inodes of 256 bytes, directories, and what mkfs keeps for itself.
 _OVERHEAD = 1.15
 _LEAST_BYTES = 64 << 20
@@ -70,14 +71,17 @@ class SlowSource:
         Of all file systems: those of the mounts over this one are to be cold, too.
         """
         self.wait_until_quiet()
-        os.sync()
+        _run("sync", "--file-system", str(self.root))  # only what is clean can be dropped; what others write may wait
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
 
     def wait_until_quiet(self) -> None:
-        """Return when nothing has crossed the device for half a second."""
+        """Return when nothing has crossed the device for a while; TimeoutError if it never rests."""
+        deadline = time.monotonic() + _RESTLESS_S
         before, since = self.device_bytes, time.monotonic()
         while time.monotonic() - since < _QUIET_S:
             time.sleep(0.05)
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the source is read without end, {self.device_bytes:,} bytes so far")
             if (now := self.device_bytes) != before:
                 before, since = now, time.monotonic()
 

@@ -19,14 +19,13 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.measuring import Measured, Table, View, in_turn, measure, ratio, view_of
+from tests.benchmarks.measuring import Measured, Table, View, ratio, take_turns
 from tests.benchmarks.readers import Seat, make_files
 from tests.mounts import Place, mounted
 from tests.slowsource import SlowSource, slow_source
 
 _READERS = 4
 _SIZES = {"100 KiB": 100 << 10, "1 MiB": 1 << 20, "32 MiB": 32 << 20}
-_LEAST_FILES = 8
 
 
 @contextlib.contextmanager
@@ -34,22 +33,19 @@ def views_of(slow: SlowSource, source: Path, folder: Path, options: Sequence[str
     """The source itself, and two mounts of it."""
     place = Place(slow.prefix)
     with contextlib.ExitStack() as stack:
-        views = [View("direct", [Seat(place, source)] * _READERS)]
+        seats = {"direct": [Seat(place, source)] * _READERS}
         for name, shuffle in (("exact", "off"), ("shuffle=all", "all")):
             point = folder / f"{source.name}-{shuffle}"
             point.mkdir()
             chosen = ("mpi=off", "cache=0", "staging=256M", f"shuffle={shuffle}", *options)
-            views.append(view_of(name, stack.enter_context(mounted(source, point, *chosen, place=place)), _READERS))
-        yield views
+            stack.enter_context(mounted(source, point, *chosen, place=place))
+            seats[name] = [Seat(Place(), point)] * _READERS
+        yield [View(name, each, lambda: {"device": slow.device_bytes}) for name, each in seats.items()]
 
 
 def compare(slow: SlowSource, views: Sequence[View], names: Sequence[str], repetitions: int) -> Iterator[list[str]]:
     """The rows of one size."""
-    measured: dict[str, list[Measured]] = {view.name: [] for view in views}
-    for repetition, view in in_turn(views, repetitions):
-        slow.evict()
-        counting = View(view.name, view.seats, lambda: {"device": slow.device_bytes})
-        measured[view.name].append(measure(counting, names, repetition))
+    measured = take_turns(views, names, repetitions, slow.evict)
     direct = [_rate(one) for one in measured["direct"]]
     for name, each in measured.items():
         rates = [_rate(one) for one in each]
@@ -70,9 +66,9 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--option", action="append", default=[], help="a further option of the mounts")
     wanted = parser.parse_args()
-    total = (wanted.megabytes or (40 if wanted.quick else 400)) << 20
+    total = (wanted.megabytes or (24 if wanted.quick else 400)) << 20
     repetitions = wanted.repetitions or (1 if wanted.quick else 5)
-    counts = {label: max(_LEAST_FILES, total // size) for label, size in _SIZES.items()}
+    counts = {label: max(_READERS, total // size) for label, size in _SIZES.items()}
     with (
         tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as folder,
         slow_source(wanted.rate, sum(counts[label] * size for label, size in _SIZES.items())) as slow,

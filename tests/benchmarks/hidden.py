@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.measuring import Measured, Table, View, in_turn, measure, ratio, view_of
+from tests.benchmarks.measuring import Measured, Table, ratio, take_turns, view_of
 from tests.benchmarks.readers import drop_caches, make_files
 from tests.lab import Lab
 from tests.launchers import installed_launchers
@@ -46,19 +46,15 @@ def compare(
             views.append(view_of(variant, stack.enter_context(mount), _READERS))
         for added_ms in wanted.added_ms:
             with _added(lab, added_ms):
-                measured = _measure_all(views, names, wanted.repetitions)
+                measured = take_turns(views, names, wanted.repetitions, _rest)
             first = _rates(measured[views[0].name])
             for view in views:
                 yield [shuffle, f"+ {added_ms:g} ms", *_cells(view.name, measured[view.name], first)]
 
 
-def _measure_all(views: Sequence[View], names: Sequence[str], repetitions: int) -> dict[str, list[Measured]]:
-    measured: dict[str, list[Measured]] = {view.name: [] for view in views}
-    for repetition, view in in_turn(views, repetitions):
-        time.sleep(_IDLE_S)
-        drop_caches()
-        measured[view.name].append(measure(view, names, repetition))
-    return measured
+def _rest() -> None:
+    time.sleep(_IDLE_S)
+    drop_caches()
 
 
 @contextlib.contextmanager
@@ -93,11 +89,12 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--variant", action="append", help=f"options of a mount; default: {' and '.join(_VARIANTS)}")
     parser.add_argument("--added-ms", type=float, nargs="+", help="to the round trip; 0 1 2")
-    parser.add_argument("--shuffle", nargs="+", default=["dir", "all"])
+    parser.add_argument("--shuffle", nargs="+", choices=["dir", "all"])
     wanted = parser.parse_args()
     wanted.files = wanted.files or (400 if wanted.quick else 4000)
     wanted.repetitions = wanted.repetitions or (1 if wanted.quick else 5)
     wanted.variant = wanted.variant or _VARIANTS
+    wanted.shuffle = wanted.shuffle or (["all"] if wanted.quick else ["dir", "all"])
     wanted.added_ms = wanted.added_ms or ([1] if wanted.quick else [0, 1, 2])
     with tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as folder, Lab() as lab:
         names = make_files(Path(folder), wanted.files, _BYTES, -(-wanted.files // _CLASSES))

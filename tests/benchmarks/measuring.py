@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,22 @@ def measure(view: View, names: Sequence[str], seed: int) -> Measured:
     return Measured(reading, {name: after[name] - before[name] for name in after})
 
 
-def in_turn(views: Sequence[View], repetitions: int) -> Iterator[tuple[int, View]]:
-    """Each view once per repetition, with another one first each time: what drifts meets all alike."""
-    for repetition in range(repetitions):
+def take_turns(
+    views: Sequence[View], names: Sequence[str], repetitions: int, prepare: Callable[[], None]
+) -> dict[str, list[Measured]]:
+    """All names through each view, once per repetition, with another view first each time: drift meets all alike.
+
+    `prepare` comes before each. One more reading of each is not counted: the first finds programs cold.
+    """
+    measured: dict[str, list[Measured]] = {view.name: [] for view in views}
+    for repetition in range(-1, repetitions):
         first = repetition % len(views)
         for view in (*views[first:], *views[:first]):
-            yield repetition, view
+            prepare()
+            one = measure(view, names, repetition)
+            if repetition >= 0:
+                measured[view.name].append(one)
+    return measured
 
 
 def view_of(name: str, mount: Mount | MpiMount, readers_per_rank: int) -> View:

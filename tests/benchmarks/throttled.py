@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.measuring import Measured, Table, View, in_turn, measure, resident_bytes, view_of
+from tests.benchmarks.measuring import Counters, Measured, Table, View, resident_bytes, take_turns, view_of
 from tests.benchmarks.readers import make_files
 from tests.launchers import installed_launchers
 from tests.mounts import Mount, MpiMount, Place, mounted, mpi_mounted
@@ -67,21 +67,18 @@ def run(slow: SlowSource, folder: Path, names: Sequence[str], wanted: argparse.N
             for shuffle in wanted.shuffle:
                 made = case(slow, folder / f"{ranks}{shuffle}", ranks, shuffle, wanted)
                 cases[f"{ranks} {shuffle}"] = stack.enter_context(made)
-        measured: dict[str, list[Measured]] = {name: [] for name in cases}
-        for repetition, view in in_turn([each.view for each in cases.values()], wanted.repetitions):
-            for number in range(wanted.passes):
-                slow.evict()
-                counting = View(
-                    view.name, view.seats, lambda view=view: {**view.counters(), "device": slow.device_bytes}
-                )
-                measured[view.name].append(measure(counting, names, repetition * wanted.passes + number))
+        views = [_with_device(each.view, slow) for each in cases.values()]
+        measured = take_turns(views, names, wanted.repetitions, slow.evict)
         table = Table("ranks", "shuffle", "resident", "MB/s", "seconds", "least", "of the least", "source", "device")
         for name, each in cases.items():
             table.row(*_cells(each, measured[name], slow.rate))
 
 
 def _with_device(view: View, slow: SlowSource) -> View:
-    return View(view.name, view.seats, lambda: {**view.counters(), "device": slow.device_bytes})
+    def counters() -> Counters:
+        return {**view.counters(), "device": slow.device_bytes}
+
+    return View(view.name, view.seats, counters)
 
 
 def _cells(each: Case, measured: Sequence[Measured], rate: int) -> list[str]:
@@ -97,25 +94,24 @@ def _cells(each: Case, measured: Sequence[Measured], rate: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few files, one pass: only to see that it works")
+    parser.add_argument("--quick", action="store_true", help="little, once: only to see that it works")
     parser.add_argument("--files", type=int, help="9000")
     parser.add_argument("--rate", type=int, default=100_000_000, help="bytes/s of the source")
-    parser.add_argument("--repetitions", type=int, help="3")
-    parser.add_argument("--passes", type=int, help="in a row; 2")
+    parser.add_argument("--repetitions", type=int, help="passes; 5")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--shuffle", nargs="+", default=["all", "dir"])
+    parser.add_argument("--shuffle", nargs="+", choices=["all", "dir"])
     parser.add_argument("--option", action="append", default=[], help="a further option of the mounts")
     wanted = parser.parse_args()
-    wanted.files = wanted.files or (1500 if wanted.quick else 9000)
-    wanted.repetitions = wanted.repetitions or (1 if wanted.quick else 3)
-    wanted.passes = wanted.passes or (1 if wanted.quick else 2)
+    wanted.files = wanted.files or (900 if wanted.quick else 9000)
+    wanted.repetitions = wanted.repetitions or (1 if wanted.quick else 5)
+    wanted.shuffle = wanted.shuffle or (["all"] if wanted.quick else ["all", "dir"])
     with (
         tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as folder,
         slow_source(wanted.rate, wanted.files * _BYTES) as slow,
     ):
         names = make_files(slow.root, wanted.files, _BYTES, _PER_DIRECTORY)
-        print(f"{wanted.files:,} files of 100 KiB, source of {wanted.rate / 1e6:g} MB/s, its page cache and that of the "
-              f"mounts dropped before each of {wanted.passes} x {wanted.repetitions} passes")  # fmt: skip
+        print(f"{wanted.files:,} files of 100 KiB, source of {wanted.rate / 1e6:g} MB/s, "
+              f"all page caches dropped before each of {wanted.repetitions} passes")  # fmt: skip
         run(slow, Path(folder), names, wanted)
 
 
