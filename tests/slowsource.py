@@ -23,11 +23,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.mounts import wait_until
+
 _CONTROLLER = Path("/sys/fs/cgroup/blkio")
 _TOOLS = ("losetup", "mkfs.ext4", "mount", "umount")
 _ENTER = 'echo 0 > "$0"/tasks && exec "$@"'
 _QUIET_S = 0.3
 _RESTLESS_S = 60.0
+_REMOVE_S = 10.0
 # Metadata of ext4: inodes of 256 bytes, directories, and what mkfs keeps for itself.
 _OVERHEAD = 1.15
 _LEAST_BYTES = 64 << 20
@@ -141,10 +144,19 @@ def _group() -> Iterator[Path]:
     try:
         yield group
     finally:
-        for task in (group / "tasks").read_text().split():
-            with contextlib.suppress(ProcessLookupError):
-                (_CONTROLLER / "tasks").write_text(task)
+        wait_until(lambda: _removed(group), f"{group} is empty", _REMOVE_S)
+
+
+def _removed(group: Path) -> bool:
+    # What was killed a moment ago is still in it, and a process may be born while others are moved.
+    for process in (group / "cgroup.procs").read_text().split():
+        with contextlib.suppress(ProcessLookupError):
+            (_CONTROLLER / "cgroup.procs").write_text(process)
+    try:
         group.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 def _run(*argv: str) -> str:

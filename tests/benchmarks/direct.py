@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.measuring import Measured, Table, View, ratio, take_turns
+from tests.benchmarks.measuring import Measured, Table, View, clean_up_on_sigterm, ratio, take_turns
 from tests.benchmarks.readers import Seat, make_files
 from tests.mounts import Place, mounted
 from tests.slowsource import SlowSource, slow_source
@@ -59,6 +59,7 @@ def _rate(one: Measured) -> float:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="little, once: only to see that it works")
     parser.add_argument("--megabytes", type=int, help="of each size; 400")

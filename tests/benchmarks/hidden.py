@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.benchmarks.measuring import Measured, Table, ratio, take_turns, view_of
+from tests.benchmarks.measuring import Measured, Table, clean_up_on_sigterm, ratio, take_turns, view_of
 from tests.benchmarks.readers import drop_caches, make_files
 from tests.lab import Lab
 from tests.launchers import installed_launchers
@@ -83,6 +83,7 @@ def _cells(name: str, measured: Sequence[Measured], first: Sequence[float]) -> l
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few files, once: only to see that it works")
     parser.add_argument("--files", type=int, help="4000")

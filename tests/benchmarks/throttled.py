@@ -21,7 +21,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.benchmarks.measuring import Counters, Measured, Table, View, resident_bytes, take_turns, view_of
+from tests.benchmarks.measuring import (
+    Counters,
+    Measured,
+    Table,
+    View,
+    clean_up_on_sigterm,
+    resident_bytes,
+    take_turns,
+    view_of,
+)
 from tests.benchmarks.readers import make_files
 from tests.launchers import installed_launchers
 from tests.mounts import Mount, MpiMount, Place, mounted, mpi_mounted
@@ -93,6 +102,7 @@ def _cells(each: Case, measured: Sequence[Measured], rate: int) -> list[str]:
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="little, once: only to see that it works")
     parser.add_argument("--files", type=int, help="9000")
