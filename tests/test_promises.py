@@ -19,6 +19,7 @@ _READS = "tests/mounted/test_reads.py::"
 _RO = "tests/mounted/test_readonly.py::"
 _CONTROL = "tests/mounted/test_control.py::"
 _LIFE = "tests/mounted/test_lifecycle.py::"
+_SOURCE = "tests/mounted/test_source_faults.py::"
 _USERS = "tests/mounted/test_users.py::"
 _BAD = "tests/mounted/test_bad_input.py::"
 _BUDGET = "tests/mounted/test_budget.py::"
@@ -373,6 +374,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PROMISED + "test_config_has_all_options_and_what_sizes_came_to",
     ),
     "S-CTL-8": (
+        _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
         _CONTROL + "test_version_and_health",
         _LIFE + "test_the_mount_goes_on_without_its_engine",
         _HOSTS + "test_a_flipped_byte_in_a_peers_memory_is_counted_and_never_delivered",
@@ -433,10 +435,13 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     ),
     "S-FAIL-6": (
         _READER + "test_a_source_that_hangs_ends_in_time_with_an_error",
+        _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
         _READER + "test_a_late_engine_costs_one_wait_and_then_none",
     ),
     "S-FAIL-7": (
         _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
+        _SOURCE + "test_a_file_that_changes_while_it_is_open_is_an_error_and_no_mixture",
+        _SOURCE + "test_what_is_resident_is_served_whatever_becomes_of_the_source",
         _READER + "test_a_file_that_changed_is_an_error_and_not_other_bytes",
         _READER + "test_resident_bytes_are_served_whatever_became_of_the_source",
     ),
@@ -444,6 +449,9 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _USERS + "test_a_file_that_may_not_be_read_is_an_error_of_that_file_alone",
         _PROMISED + "test_health_tells_of_files_that_could_not_be_loaded",
         _READER + "test_an_error_of_the_source_keeps_its_number",
+        _SOURCE + "test_an_error_that_passes_is_seen_by_nobody",
+        _SOURCE + "test_an_error_that_lasts_is_that_of_the_source_for_that_file_alone",
+        _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
     ),
     "S-FAIL-9": (
         _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
