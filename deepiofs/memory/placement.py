@@ -3,7 +3,8 @@
 A unit is a file of up to 4 MiB, or a 4 MiB extent of a larger one, so that one huge file is spread over all
 memories. The resident set is static: in one pass every sample is used once, so no policy gives more hits than any
 fixed set of that size, and fixed addresses make every peer's get one-sided. Where not all fits, each group keeps the
-same share of its samples, chosen as if by chance, and each sample is resident as a whole or not at all.
+same share of its samples, chosen as if by chance; of a sample, a rank holds all or nothing, but of the last one that
+it has room for some extents.
 
 Dealing: samples have owners, and their files up to 4 MiB lie with the owner. Within a group (or a directory, where
 nothing is shuffled) samples go round the ranks from large to small, back and forth, so that counts differ by at most
@@ -109,7 +110,9 @@ def place(
     spans = span(units.size.astype(np.int64))
     resident = np.ones(len(dealt), bool)
     if (np.bincount(dealt, spans, len(room)) + UNITS_AT > room).any():
-        resident = _resident(_together(manifest, samples, group)[sample], sample, dealt, spans, room)
+        is_extent = np.zeros(len(dealt), bool)
+        is_extent[extents] = True
+        resident = _resident(_together(manifest, samples, group)[sample], sample, dealt, spans, is_extent, room)
     kept = np.where(resident, spans, 0)
     order = np.argsort(dealt, kind="stable")
     ends = np.cumsum(kept[order])
@@ -127,24 +130,28 @@ def _together(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32]
     return np.where(group == ALONE, -1 - manifest.parents[leaders].astype(np.int64), group)
 
 
-def _resident(together: Ints, sample: Ints, dealt: Ints, spans: Ints, room: Ints) -> npt.NDArray[np.bool_]:
+def _resident(
+    together: Ints, sample: Ints, dealt: Ints, spans: Ints, is_extent: npt.NDArray[np.bool_], room: Ints
+) -> npt.NDArray[np.bool_]:
     """Which units are kept where not all fit, bool (n_units,): as many samples as fit, evenly over what is together.
 
     Parts (a sample's units on one rank) are put in an order in which each group is spread evenly, and those at its
-    front stay.
+    front stay. The small files of a part stay together; extents come one by one, or one file that is larger than the
+    room would leave it empty.
     """
     key = dealt * (int(sample.max(initial=0)) + 1) + sample
     _, first, part = np.unique(key, return_index=True, return_inverse=True)
-    rank, size = dealt[first], np.bincount(part, spans).astype(np.int64)
-    place = _spread(together[first], rank, sample[first])
-    order = np.lexsort((place, rank))
-    ends = np.cumsum(size[order])
-    of_rank = np.bincount(rank, size, len(room)).astype(np.int64)
+    place = _spread(together[first], dealt[first], sample[first])
+    order = np.lexsort((is_extent, part, place[part], dealt))
+    ends = np.cumsum(spans[order])
+    of_rank = np.bincount(dealt, spans, len(room)).astype(np.int64)
     before = np.cumsum(of_rank) - of_rank
-    kept = np.empty(len(order), bool)
-    kept[order] = ends - before[rank[order]] + UNITS_AT <= room[rank[order]]
-    kept_units: npt.NDArray[np.bool_] = kept[part]
-    return kept_units
+    end = np.empty(len(order), np.int64)
+    end[order] = ends - before[dealt[order]] + UNITS_AT
+    end_of_small = np.zeros(len(first), np.int64)
+    np.maximum.at(end_of_small, part[~is_extent], end[~is_extent])
+    kept: npt.NDArray[np.bool_] = np.where(is_extent, end, end_of_small[part]) <= room[dealt]
+    return kept
 
 
 def _spread(together: Ints, rank: Ints, sample: Ints) -> npt.NDArray[np.float64]:
