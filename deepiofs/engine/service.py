@@ -75,7 +75,8 @@ class Service:
             match received[0]:
                 case Fetch(unit, urgent):
                     self._pump.wake()
-                    nursery.start_soon(self._fetcher.fetch, unit, bool(urgent))
+                    self._fetcher.begin(unit, bool(urgent))
+                    nursery.start_soon(self._fetcher.fetch, unit)
                 case Hurry(unit):
                     self._fetcher.hurry(unit)
                 case Release(unit):
