@@ -112,11 +112,15 @@ class Fetcher:
             async for rank in self._to_probe:
                 nursery.start_soon(self._probe, rank)
 
-    async def fetch(self, unit: int, urgent: bool = True) -> None:
-        """Answer one `Fetch`."""
+    def begin(self, unit: int, urgent: bool) -> None:
+        """A `Fetch` came, and `fetch` will answer it; a `Hurry` may come before that has its turn."""
         fetch = self._fetches[unit] = _Fetch(urgent)
         if urgent:
             fetch.limit.deadline = self._deadline()
+
+    async def fetch(self, unit: int) -> None:
+        """Answer one `Fetch`."""
+        fetch = self._fetches[unit]
         found: tuple[int, bool] | None = None
         with fetch.limit:
             found = await self._obtain(unit, fetch)

@@ -156,10 +156,14 @@ class Prefetcher:
             self._link.requests.engine_late()
 
     def give_up_newest(self) -> bool:
-        """Staging has no room for what a reader waits for: let the claim go that is needed last."""
+        """Staging has no room for what a reader waits for: let the claim go that is needed last.
+
+        It is claimed again after a further draw: those behind it must not be drawn before it for long.
+        """
         sample = next((s for s in reversed(self._claims) if not self._claims[s].missing), None)
         if sample is None:
             return False
+        self._looked_at[self._claims[sample].group] = 0
         self._drop(sample)
         return True
 
@@ -203,17 +207,24 @@ class Prefetcher:
         return True
 
     def _has_room(self, claim: _Claim) -> bool:
-        if len(self._claims) >= self.window and self._share[claim.group] >= _OFTEN:
-            self._drop_idle()
+        often = self._share[claim.group] >= min(_OFTEN, self.window)
+        while not self._fits(claim):
+            if not often or not self._drop_idle():
+                return False
+        return True
+
+    def _fits(self, claim: _Claim) -> bool:
         fits = self.claimed_bytes + claim.span <= self._room_bytes or not self._claims
         return len(self._claims) < self.window and fits
 
-    def _drop_idle(self) -> None:
-        """Let a claim go whose group was not drawn of late."""
+    def _drop_idle(self) -> bool:
+        """Let a claim go whose group was not drawn of late; False if there is none."""
         idle = next((sample for sample, claim in self._claims.items() if not self._share[claim.group]), None)
-        if idle is not None:
-            self._looked_at[self._claims[idle].group] = 0
-            self._drop(idle)
+        if idle is None:
+            return False
+        self._looked_at[self._claims[idle].group] = 0
+        self._drop(idle)
+        return True
 
     async def _claim(self, sample: int, claim: _Claim, urgent: bool = False) -> None:
         """Have a sample fetched."""
