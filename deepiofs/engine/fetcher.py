@@ -43,6 +43,8 @@ _PRESS_EVERY_S = 0.05
 _SOURCE_S = 0.25
 # For how long a home that did not load in time is not asked to.
 _NO_LOADS_S = 5.0
+# In what part of `timeout` a peer that asked for a load is told how that went.
+_SAID_WITHIN = 0.8
 # Gets at once from one peer for what is fetched ahead: more gain nothing, and what is waited for comes behind them.
 _GETS_AHEAD = 32
 
@@ -323,8 +325,10 @@ class Fetcher:
         return answer.good
 
     async def _load_for(self, rank: int, unit: int) -> None:
-        """A peer asked for an own unit."""
-        good = await self._loader.need(unit)
+        """A peer asked for an own unit: it hears before it would call this rank late."""
+        good = False
+        with trio.move_on_after(_SAID_WITHIN * self._timeout_s):
+            good = await self._loader.need(unit)
         self._peers.send(rank, Note(NoteKind.LOADED, unit, int(good)))
 
     def _wake(self, rank: int, urgent: bool) -> None:

@@ -130,6 +130,7 @@ class Shuffle:
 
     async def look(self, thread: int, row: int) -> int:
         """The row whose bytes an open of this name by this thread would read: reserves, does not draw (S6)."""
+        begun = self.told.tells
         binding = self._look(thread, row)
         while binding is None:
             draw = await self._take(self._group_of[self._sample_of[row]])
@@ -139,7 +140,7 @@ class Shuffle:
                 binding = self._reserve(thread, row, draw)
             else:
                 self._give_back(draw)
-        self.told.tell(thread, row, self._manifest.parent_of[row])
+        self.told.tell(thread, row, self._manifest.parent_of[row], begun)
         return self._member(binding.draw.sample, self._member_of(row))
 
     async def open(self, thread: int, row: int) -> Bound:
