@@ -281,7 +281,8 @@ async def test_of_a_large_group_the_queue_is_computed_first() -> None:
 
 @in_trio_time
 async def test_of_a_group_of_nothing_and_of_nothing_at_all_nothing_is_fetched() -> None:
-    for groups in ([[]], [], [[], [0, 1], []]):
+    cases: list[list[list[int]]] = [[[]], [], [[], [0, 1], []]]
+    for groups in cases:
         world = _World(groups, 4)
         async with world.running():
             assert world.engine.fetches == list(itertools.chain(*groups))
