@@ -127,8 +127,17 @@ class Prefetcher:
         if self._looked_at[group]:
             self._looked_at[group] -= 1
 
+    def returned(self, group: int, sample: int) -> None:
+        """A sample is the next of its group again, unused: those behind it move down."""
+        if not self._on:
+            return
+        if sample in self._claims or self._at_hand(sample):
+            self._looked_at[group] += 1
+        else:
+            self.changed(group)
+
     def changed(self, group: int) -> None:
-        """The next samples of a group are others: something came back, or another pass begins."""
+        """The next samples of a group are others: something came from another rank, or another pass begins."""
         if self._on:
             self._looked_at[group] = 0
             self._look(group)

@@ -234,8 +234,10 @@ class Shuffle:
         return self._binder.reserve(thread, name, draw, members, trio.current_time())
 
     def _give_back(self, draw: Draw) -> None:
-        self._queues[draw.group].give_back(draw)
-        self._ahead.changed(draw.group)
+        queues = self._queues[draw.group]
+        queues.give_back(draw)
+        if draw.number == queues.current:
+            self._ahead.returned(draw.group, draw.sample)
         self._change()
 
     def _member_of(self, row: int) -> int:

@@ -92,6 +92,9 @@ class _Ahead(Prefetcher):
     def taken(self, group: int) -> None:
         """Nothing is counted."""
 
+    def returned(self, group: int, sample: int) -> None:
+        """Nothing is counted."""
+
     def changed(self, group: int) -> None:
         """Nothing is fetched."""
 

@@ -281,7 +281,8 @@ async def test_of_a_large_group_the_queue_is_computed_first() -> None:
 
 @in_trio_time
 async def test_of_a_group_of_nothing_and_of_nothing_at_all_nothing_is_fetched() -> None:
-    for groups in ([[]], [], [[], [0, 1], []]):
+    cases: list[list[list[int]]] = [[[]], [], [[], [0, 1], []]]
+    for groups in cases:
         world = _World(groups, 4)
         async with world.running():
             assert world.engine.fetches == list(itertools.chain(*groups))
@@ -606,9 +607,42 @@ async def test_a_sample_that_was_looked_up_and_given_back_is_fetched_once() -> N
             world.ahead.taken(0)
             await world.settle()
             world.queues.next[0].insert(0, sample)
-            world.ahead.changed(0)
+            world.ahead.returned(0, sample)
             await world.settle()
         assert world.engine.fetches == [0, 1, 2, 3]
+
+
+@in_trio_time
+async def test_a_scan_looks_at_the_sample_that_comes_back_and_not_at_all_behind_it_again() -> None:
+    world = _World([range(60)], 40, home=lambda unit: 0)
+    looked_at: list[int] = []
+    rows_of = world.ahead._rows_of
+
+    def recorded(sample: int) -> Sequence[int]:
+        looked_at.append(sample)
+        return rows_of(sample)
+
+    async with world.running():
+        world.ahead._rows_of = recorded
+        for _ in range(50):
+            world.queues.next[0].remove(0)
+            world.ahead.taken(0)
+            world.queues.next[0].insert(0, 0)
+            world.ahead.returned(0, 0)
+        assert looked_at == [0] * 50
+
+
+@in_trio_time
+async def test_a_sample_that_comes_back_and_is_no_longer_there_is_fetched() -> None:
+    world = _World([range(10)], 4)
+    async with world.running():
+        assert await world.draw(0) == 0
+        world.queues.next[0].insert(0, 0)
+        await world.requests.pressed()
+        assert world.mounted.staged(0) is None
+        world.ahead.returned(0, 0)
+        assert await world.draw(0) == 1
+        assert world.engine.fetches == [0, 1, 2, 3, 4, 0]
 
 
 @in_trio_time
@@ -683,7 +717,7 @@ def test_in_any_order_of_events_bounds_hold_and_each_sample_is_drawn_in_the_end(
                     sample = min(taken & set(groups[number]))
                     taken.remove(sample)
                     world.queues.next[number].insert(0, sample)
-                    world.ahead.changed(number)
+                    world.ahead.returned(number, sample)
                 elif event == "wait" and world.queues.next[number]:
                     waited = True
                     nursery.start_soon(world.ahead.wait, number, 1)

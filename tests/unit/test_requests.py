@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import trio
 import trio.testing
@@ -289,9 +291,13 @@ async def test_what_is_fetched_ahead_says_so_and_tells_how_it_went() -> None:
     mounted = Mounted(_FILES)
     mounted.engine.missing = {4}
     told: list[tuple[int, bool]] = []
+
+    def tell(unit: int, good: bool) -> None:
+        told.append((unit, good))
+
     async with mounted.running():
         for unit in (3, 4):
-            await mounted.fetch_ahead(unit, lambda good, unit=unit: told.append((unit, good)))
+            await mounted.fetch_ahead(unit, functools.partial(tell, unit))
         await trio.testing.wait_all_tasks_blocked()
         assert told == [(3, True), (4, False)]
         assert mounted.engine.heard == [Fetch(3, 0), Fetch(4, 0)]
