@@ -24,6 +24,7 @@ from deepiofs.memory.store import Store
 # beyond that the whole source is ill, and more threads would only pile up in it.
 HANGS_AFTER_S = 10.0
 MOST_LEFT_ALONE = 32
+_LOOK_AGAIN_S = 1.0
 
 # A unit, and why it could not be read.
 Outcome = tuple[int, OSError | DeepiofsError | None]
@@ -75,7 +76,6 @@ class Batch:
         self.reading = units[0]
         self.over = trio.Event()
         self.hangs = False
-        self.left_alone = False
         self._begun = time.monotonic()
 
     def read(self, filling: Filling) -> None:
@@ -112,3 +112,26 @@ class Batch:
             except IndexError:
                 return
             yield unit
+
+
+class LeftAlone:
+    """Batches whose threads hang, and whose slots go on without them. **Invariants.** None in it is over."""
+
+    def __init__(self) -> None:
+        self._batches: set[Batch] = set()
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    async def add(self, batch: Batch) -> None:
+        """Leave one alone; while there are too many, its slot waits as long as it hangs."""
+        while len(self._batches) >= MOST_LEFT_ALONE and not batch.over.is_set():
+            with trio.move_on_after(_LOOK_AGAIN_S):
+                await batch.over.wait()
+        if not batch.over.is_set():
+            self._batches.add(batch)
+
+    def end(self, batch: Batch) -> None:
+        """Its thread has come back."""
+        self._batches.discard(batch)
+        batch.over.set()

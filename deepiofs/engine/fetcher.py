@@ -21,7 +21,7 @@ import trio
 
 from deepiofs.engine.loader import Loader
 from deepiofs.engine.peers import Get, Note, NoteKind, Peers
-from deepiofs.engine.stager import Stager
+from deepiofs.engine.stager import SourceRead, Stager
 from deepiofs.engine.suspects import Suspects
 from deepiofs.memory.arena import Arena
 from deepiofs.memory.board import Board, Counter
@@ -178,13 +178,24 @@ class Fetcher:
         try:
             await read.done.wait()
         except trio.Cancelled:
-            self._stager.abandon(read, lambda: self._give_back(at))
+            self._leave_behind(read, at, size)
             raise
         if not read.good:
             self._give_back(at)
             return None
         self._board.add(Counter.SOURCE_BYTES, size)
         return at
+
+    def _leave_behind(self, read: SourceRead, at: int, size: int) -> None:
+        """Nobody waits for a read of the source any more, but its thread may still write to its place."""
+        give_back = self._lend(at)
+
+        def when_done() -> None:
+            if read.good:
+                self._board.add(Counter.SOURCE_BYTES, size)
+            give_back()
+
+        self._stager.abandon(read, when_done)
 
     def release(self, unit: int) -> None:
         """The mount needs a staged unit no longer."""
@@ -196,12 +207,14 @@ class Fetcher:
     async def borrowed(self, unit: int) -> AsyncIterator[memoryview | None]:
         """A unit got from its home, header included, inside the block only; for replicas.
 
-        None if it cannot be had, or not within `timeout`.
+        None if it cannot be had, or not within `timeout` and a little.
         """
         home = self._home[unit]
         at: int | None = None
         if home != NOWHERE and home not in self.suspects:
-            at = await self._from_peer(home, unit, urgent=False)
+            # A little more than what each wait for the peer has, so that a peer that is late is known as such.
+            with trio.move_on_at(self._deadline()):
+                at = await self._from_peer(home, unit, urgent=False)
         try:
             size = int(self._units.size[unit])
             yield None if at is None else self._staging.view[at : at + HEADER_BYTES + size]
@@ -287,16 +300,25 @@ class Fetcher:
         if get.done.is_set():
             self._give_back(at)
             return
-        size = self._arena.size_of(at)
-        self._board.add(Counter.QUARANTINED_BYTES, size)
+        give_back = self._lend(at)
 
         def when_done() -> None:
-            self._board.add(Counter.QUARANTINED_BYTES, -size)
-            self._give_back(at)
+            give_back()
             if not get.error:
                 self._answered(get.rank)  # late, but there
 
         get.when_done = when_done
+
+    def _lend(self, at: int) -> Callable[[], None]:
+        """Count a place as lent to whom nobody waits for; what is returned gives it back."""
+        size = self._arena.size_of(at)
+        self._board.add(Counter.QUARANTINED_BYTES, size)
+
+        def give_back() -> None:
+            self._board.add(Counter.QUARANTINED_BYTES, -size)
+            self._give_back(at)
+
+        return give_back
 
     async def _have_loaded(self, home: int, unit: int) -> bool:
         """Ask the home to load a unit now, and wait until it says how that went.

@@ -19,7 +19,7 @@ import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source, retry
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
@@ -31,7 +31,6 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 _BATCH_BYTES = 8 << 20
 _BATCH_UNITS = 64
-_LOOK_AGAIN_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Loader:
         self._place = dict(zip(own.unit, own.at, strict=True))
         self._filling = Filling(units, manifest, source, store, self._place)
         self._limiter = trio.CapacityLimiter(WORKERS + MOST_LEFT_ALONE)
-        self._left_alone = 0
+        self._left_alone = LeftAlone()
         self._order = iter(own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
@@ -133,20 +132,14 @@ class Loader:
         self._board.add(Counter.SOURCE_HANGS)
         self._return(batch.take_back())
         self._settle(batch, nursery)
-        while self._left_alone >= MOST_LEFT_ALONE and not batch.over.is_set():
-            with trio.move_on_after(_LOOK_AGAIN_S):
-                await batch.over.wait()
-        if not batch.over.is_set():
-            batch.left_alone = True
-            self._left_alone += 1
+        await self._left_alone.add(batch)
 
     async def _read(self, batch: Batch, nursery: trio.Nursery) -> None:
         """The batch's thread, from its start to its end, however long it hangs."""
         await trio.to_thread.run_sync(batch.read, self._filling, limiter=self._limiter, abandon_on_cancel=True)
         self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
-        self._left_alone -= batch.left_alone
         self._settle(batch, nursery)
-        batch.over.set()
+        self._left_alone.end(batch)
 
     def _settle(self, batch: Batch, nursery: trio.Nursery) -> None:
         """Take note of what was read, and of what was not."""

@@ -19,7 +19,7 @@ import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
 from deepiofs.memory.store import Store
@@ -60,7 +60,7 @@ class Stager:
         self._ahead: collections.OrderedDict[int, SourceRead] = collections.OrderedDict()
         self._more = trio.Event()
         self._limiter = trio.CapacityLimiter(_WORKERS + MOST_LEFT_ALONE)
-        self._left_alone = trio.CapacityLimiter(MOST_LEFT_ALONE)
+        self._left_alone = LeftAlone()
 
     async def run(self) -> None:
         """Read what is asked for, until cancelled."""
@@ -136,16 +136,16 @@ class Stager:
         batch.hangs = True
         self._board.add(Counter.SOURCE_HANGS)
         for unit in batch.take_back():
-            self._queue(under_way.pop(unit), urgent=False)
+            self._return(under_way.pop(unit))
         self._settle(batch, under_way)
-        nursery.start_soon(self._leave_alone, batch)
-        # With too many left alone this waits, and the slot with it.
-        async with self._left_alone:
-            return
+        await self._left_alone.add(batch)
 
-    async def _leave_alone(self, batch: Batch) -> None:
-        async with self._left_alone:
-            await batch.over.wait()
+    def _return(self, read: SourceRead) -> None:
+        """A read that was taken and not begun. It has waited for long: it comes before all that is ahead."""
+        if read.when_done:
+            read.finish(good=False)  # nobody wants it any more
+        else:
+            self._queue(read, urgent=True)
 
     async def _read(self, batch: Batch, under_way: dict[int, SourceRead]) -> None:
         """The batch's thread, from its start to its end, however long it hangs."""
@@ -155,7 +155,7 @@ class Stager:
         await trio.to_thread.run_sync(batch.read, filling, limiter=self._limiter, abandon_on_cancel=True)
         self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
         self._settle(batch, under_way)
-        batch.over.set()
+        self._left_alone.end(batch)
 
     def _settle(self, batch: Batch, under_way: dict[int, SourceRead]) -> None:
         while batch.outcomes:

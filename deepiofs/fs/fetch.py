@@ -11,6 +11,7 @@ are asked for; of one that is read here and there only what is asked for is read
 
 from __future__ import annotations
 
+import collections
 import logging
 import os
 
@@ -40,7 +41,7 @@ _AHEAD_UNITS = 2
 class OpenFile:
     """One open file: what is read through one handle."""
 
-    __slots__ = ("asked_ahead", "checked", "content", "first", "run", "size", "source", "to_come")
+    __slots__ = ("ahead", "asked_ahead", "checked", "content", "first", "run", "size", "source", "to_come")
 
     def __init__(self, content: int, first: int, size: int) -> None:
         self.content = content  # the row whose bytes these are
@@ -51,6 +52,7 @@ class OpenFile:
         self.to_come = 0  # where the next read begins, if it goes on
         self.run = _RUN_BYTES  # bytes that were read in order; who begins at the beginning is believed at once
         self.asked_ahead = 0  # extents, from the first on, that were asked for ahead or read
+        self.ahead: set[int] = set()  # units that were asked for ahead through this handle, and not read yet
 
     @property
     def units(self) -> int:
@@ -89,7 +91,7 @@ class Reader:
         self._check_node = verify != "off"
         self._check_local = verify == "always"
         self._bad: set[int] = set()
-        self._ahead: set[int] = set()  # units asked for ahead and not read yet
+        self._ahead: collections.Counter[int] = collections.Counter()  # of how many handles a unit is in `ahead`
         self._most_ahead = staging_bytes // 4 // EXTENT_BYTES
 
     def open(self, row: int) -> OpenFile:
@@ -100,8 +102,8 @@ class Reader:
 
     async def close(self, file: OpenFile) -> None:
         """The handle is gone."""
-        if file.asked_ahead:
-            self._ahead.difference_update(range(file.first, file.first + file.units))
+        for unit in list(file.ahead):
+            self._arrived_at(file, unit)
         file.source.mark_closed()
         if file.source.is_open:
             # Nobody waits for it: a source that hangs in close(2) must not keep a mount from ending.
@@ -202,7 +204,7 @@ class Reader:
 
     async def _read_ahead(self, file: OpenFile, index: int) -> None:
         """Have the next extents of a file that is read in order fetched, as far as a part of staging reaches."""
-        self._ahead.discard(file.first + index)
+        self._arrived_at(file, file.first + index)
         file.asked_ahead = max(file.asked_ahead, index + 1)
         while file.reads_on and file.asked_ahead < min(index + 1 + _AHEAD_UNITS, file.units):
             unit = file.first + file.asked_ahead
@@ -211,8 +213,17 @@ class Reader:
             file.asked_ahead += 1
             size = self._unit_bytes(file, unit)
             if unit not in self._bad and self._link.in_node(unit, size) is None:
-                self._ahead.add(unit)
+                file.ahead.add(unit)
+                self._ahead[unit] += 1
                 await self._link.requests.fetch_ahead(unit, size, lambda good: None)
+
+    def _arrived_at(self, file: OpenFile, unit: int) -> None:
+        """A handle needs a unit ahead no more: it is read, or never will be through this one."""
+        if unit in file.ahead:
+            file.ahead.remove(unit)
+            self._ahead[unit] -= 1
+            if not self._ahead[unit]:
+                del self._ahead[unit]
 
     def _unit_bytes(self, file: OpenFile, unit: int) -> int:
         return min(file.size - (unit - file.first) * EXTENT_BYTES, EXTENT_BYTES)

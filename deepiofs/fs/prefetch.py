@@ -244,18 +244,29 @@ class Prefetcher:
         requests = self._link.requests
         for unit in claim.units:
             requests.staged.claim(unit)
-        for unit, size in claim.units.items():
-            await requests.fetch_ahead(unit, size, self._arrived(claim, unit), urgent)
+        for unit, size in list(claim.units.items()):
+            if unit in claim.units:  # not dropped meanwhile
+                await requests.fetch_ahead(unit, size, self._arrived(claim, unit), urgent)
 
     def _arrived(self, claim: _Claim, unit: int) -> Callable[[bool], None]:
         def then(good: bool) -> None:
             claim.missing.discard(unit)
             if not good:
                 claim.missing.clear()  # not waited for: its reader asks the source, and gets its errno
+                if not self._link.requests.may_come(unit):
+                    self._forget(claim, unit)
             if not claim.missing:
                 self._tell()
 
         return then
+
+    def _forget(self, claim: _Claim, unit: int) -> None:
+        """A unit will not come: it takes no room."""
+        size = claim.units.pop(unit, None)
+        if size is not None:
+            claim.span -= span(size)
+            self.claimed_bytes -= span(size)
+            self._link.requests.staged.let_go(unit)
 
     async def _hurry(self, group: int, sample: int) -> None:
         """A reader waits for this sample: it comes before all that is fetched ahead, room or not."""
@@ -273,6 +284,7 @@ class Prefetcher:
         self.claimed_bytes -= claim.span
         for unit in claim.units:
             self._link.requests.staged.let_go(unit)
+        claim.forget_units()
 
     def _at_hand(self, sample: int) -> bool:
         return not any(True for _ in self._far_units(sample))

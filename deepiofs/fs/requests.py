@@ -68,6 +68,10 @@ class Requests:
         """Whether the engine is there, and not known to be stuck."""
         return not self._lost and trio.current_time() >= self._paused_until
 
+    def may_come(self, unit: int) -> bool:
+        """Whether the engine was asked for a unit and has not answered yet, though nobody may wait for it any more."""
+        return unit in self._requests
+
     async def fetch(self, unit: int, size: int, timeout_s: float) -> bool:
         """Have a unit brought near; False if it cannot be had within `timeout_s` (and a little)."""
         if unit in self.staged:

@@ -12,7 +12,10 @@ import trio
 import trio.testing
 
 from deepiofs.engine.stager import SourceRead, Stager
+from deepiofs.memory.board import Board
 from deepiofs.memory.placement import EXTENT_BYTES
+from deepiofs.memory.segments import Segment
+from deepiofs.memory.store import EMPTY, LOADED, Store, genuine, span
 from tests.doubles import Gate, in_trio
 from tests.unit.jobs import Dataset, InlineStager
 
@@ -21,14 +24,19 @@ _FILES = {b"%02d" % i: bytes([i + 1]) * (1000 + i) for i in range(40)}
 _HUGE = {b"huge": np.arange(3 * EXTENT_BYTES // 8, dtype=np.uint64).tobytes(), b"other": b"x" * 100}
 
 
-class _Staging:
-    """A stager, and a buffer of its own for each read."""
+class Staging:
+    """A stager, and a place of its own for each read."""
 
-    def __init__(self, files: dict[bytes, bytes], stager: Callable[[Dataset], Stager] | None = None) -> None:
+    def __init__(
+        self, files: dict[bytes, bytes], stager: Callable[[Dataset, Store, Board], Stager] | None = None
+    ) -> None:
         self.dataset = Dataset(files)
         self.source = self.dataset.source
-        make = stager or (lambda d: Stager(d.units, d.manifest, d.source))
-        self.stager = make(self.dataset)
+        self.board = Board.create()
+        self.store = Store(Segment.create("staging", 2 * self.dataset.store_bytes))
+        self._end = 0
+        make = stager or (lambda d, store, board: Stager(d.units, d.manifest, d.source, store, board))
+        self.stager = make(self.dataset, self.store, self.board)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -38,13 +46,21 @@ class _Staging:
             nursery.cancel_scope.cancel()
 
     def start(self, unit: int, urgent: bool = False) -> SourceRead:
-        return self.stager.start(unit, memoryview(bytearray(self.dataset.size(unit))), urgent)
+        at, self._end = self._end, self._end + span(self.dataset.size(unit))
+        return self.stager.start(unit, at, urgent)
+
+    def state(self, read: SourceRead) -> int:
+        """What the header at its place says."""
+        return self.store.state(read.at)
 
     def check(self, read: SourceRead) -> None:
-        """It is done, with the bytes that it must have."""
+        """It is done, whole and genuine, with the bytes that it must have."""
+        size = self.dataset.size(read.unit)
         assert read.done.is_set()
         assert read.good
-        assert read.into == self.dataset.data(read.unit)
+        assert self.store.data(read.at, size) == self.dataset.data(read.unit)
+        assert self.state(read) == LOADED
+        assert genuine(self.store.unit(read.at, size))
 
     def batches(self) -> list[list[int]]:
         """What was read together, of an `InlineStager`."""
@@ -69,7 +85,7 @@ class _Staging:
 
 @in_trio
 async def test_each_unit_is_read_into_its_place_and_nothing_stays_open() -> None:
-    staging = _Staging(_FILES)
+    staging = Staging(_FILES)
     async with staging.running():
         reads = [staging.start(unit, urgent=unit % 3 == 0) for unit in range(len(_FILES))]
         for read in reads:
@@ -81,7 +97,7 @@ async def test_each_unit_is_read_into_its_place_and_nothing_stays_open() -> None
 
 @in_trio
 async def test_what_is_waited_for_comes_before_what_is_ahead_and_a_hurry_moves_it_there() -> None:
-    staging = _Staging(_FILES, InlineStager)
+    staging = Staging(_FILES, InlineStager)
     for unit in (2, 8, 20):
         staging.start(unit)
     for unit in (30, 11):
@@ -97,7 +113,7 @@ async def test_what_is_waited_for_comes_before_what_is_ahead_and_a_hurry_moves_i
 @in_trio
 async def test_neighbours_that_are_ahead_are_read_together_up_to_8_mib() -> None:
     files = {b"%d" % i: bytes(3 << 20) for i in range(8)}
-    staging = _Staging(files, InlineStager)
+    staging = Staging(files, InlineStager)
     for unit in (3, 1, 2, 4, 0, 5, 7):
         staging.start(unit)
     async with staging.running():
@@ -107,7 +123,7 @@ async def test_neighbours_that_are_ahead_are_read_together_up_to_8_mib() -> None
 
 @in_trio
 async def test_extents_of_one_file_that_are_read_together_share_one_open() -> None:
-    staging = _Staging(_HUGE)
+    staging = Staging(_HUGE)
     reads = [staging.start(unit) for unit in range(2)]
     async with staging.running():
         for read in reads:
@@ -119,7 +135,7 @@ async def test_extents_of_one_file_that_are_read_together_share_one_open() -> No
 
 @in_trio
 async def test_files_that_are_read_together_are_opened_one_after_another() -> None:
-    staging = _Staging(_FILES)
+    staging = Staging(_FILES)
     reads = [staging.start(unit) for unit in range(10)]
     async with staging.running():
         for read in reads:
@@ -132,7 +148,7 @@ async def test_files_that_are_read_together_are_opened_one_after_another() -> No
 
 @in_trio
 async def test_a_hurry_is_heard_while_all_workers_are_busy() -> None:
-    staging = _Staging(_FILES)
+    staging = Staging(_FILES)
     async with staging.running():
         async with staging.busy():
             reads = {unit: staging.start(unit) for unit in (20, 25, 30)}
@@ -153,7 +169,7 @@ async def test_a_hurry_is_heard_while_all_workers_are_busy() -> None:
 def test_what_is_given_up_before_it_is_read_is_not_read_and_its_place_free_at_once(urgent: bool) -> None:
     @in_trio
     async def main() -> None:
-        staging = _Staging(_FILES)
+        staging = Staging(_FILES)
         free: list[int] = []
         async with staging.running():
             async with staging.busy():
@@ -174,7 +190,7 @@ def test_what_is_given_up_before_it_is_read_is_not_read_and_its_place_free_at_on
 def test_what_is_given_up_while_it_is_read_has_its_place_until_the_read_ends(urgent: bool) -> None:
     @in_trio
     async def main() -> None:
-        staging = _Staging(_FILES)
+        staging = Staging(_FILES)
         free = trio.Event()
         async with staging.running():
             with Gate() as gate:
@@ -191,8 +207,8 @@ def test_what_is_given_up_while_it_is_read_has_its_place_until_the_read_ends(urg
 
 
 @in_trio
-async def test_what_is_given_up_behind_a_neighbour_that_hangs_has_its_place_until_the_batch_ends() -> None:
-    staging = _Staging(_FILES)
+async def test_what_is_given_up_behind_a_neighbour_has_its_place_until_it_is_read() -> None:
+    staging = Staging(_FILES)
     free = trio.Event()
     with Gate() as gate:
         staging.source.read_gates[b"20"] = gate
@@ -205,11 +221,12 @@ async def test_what_is_given_up_behind_a_neighbour_that_hangs_has_its_place_unti
             gate.open()
             await free.wait()
             staging.check(first)
+            staging.check(second)
 
 
 @in_trio
 async def test_what_is_given_up_when_it_was_read_is_free_at_once() -> None:
-    staging = _Staging(_FILES)
+    staging = Staging(_FILES)
     free: list[int] = []
     async with staging.running():
         read = staging.start(20, urgent=True)
@@ -220,7 +237,7 @@ async def test_what_is_given_up_when_it_was_read_is_free_at_once() -> None:
 
 @in_trio
 async def test_what_was_given_up_may_be_asked_for_again() -> None:
-    staging = _Staging(_FILES)
+    staging = Staging(_FILES)
     async with staging.running():
         async with staging.busy():
             staging.stager.abandon(staging.start(20), lambda: None)
@@ -233,27 +250,27 @@ async def test_what_was_given_up_may_be_asked_for_again() -> None:
 # --- What the source says --------------------------------------------------------------------------------------------
 
 
-def _fails_to_open(staging: _Staging) -> None:
+def _fails_to_open(staging: Staging) -> None:
     staging.source.open_errors[b"11"] = errno.ENOENT
 
 
-def _fails_to_read(staging: _Staging) -> None:
+def _fails_to_read(staging: Staging) -> None:
     staging.source.read_errors[b"11"] = errno.EIO
 
 
-def _is_shorter(staging: _Staging) -> None:
+def _is_shorter(staging: Staging) -> None:
     staging.source.cut[b"11"] = 500
 
 
-def _has_changed(staging: _Staging) -> None:
+def _has_changed(staging: Staging) -> None:
     staging.source.change(b"11", b"other")
 
 
 @pytest.mark.parametrize("fault", [_fails_to_open, _fails_to_read, _is_shorter, _has_changed])
-def test_what_the_source_does_not_give_is_told_and_its_neighbours_are_read(fault: Callable[[_Staging], None]) -> None:
+def test_what_the_source_does_not_give_is_told_and_its_neighbours_are_read(fault: Callable[[Staging], None]) -> None:
     @in_trio
     async def main() -> None:
-        staging = _Staging(_FILES)
+        staging = Staging(_FILES)
         fault(staging)
         reads = [staging.start(unit) for unit in (10, 11, 12)]
         async with staging.running():
@@ -268,12 +285,28 @@ def test_what_the_source_does_not_give_is_told_and_its_neighbours_are_read(fault
 
 
 @in_trio
-async def test_an_extent_that_cannot_be_read_leaves_the_file_open_for_the_next() -> None:
-    staging = _Staging(_HUGE)
+async def test_extents_beyond_the_end_of_a_file_that_was_cut_are_not_good_and_the_file_is_closed() -> None:
+    staging = Staging(_HUGE)
     staging.source.cut[b"huge"] = EXTENT_BYTES + 10
     reads = [staging.start(unit) for unit in range(3)]
     async with staging.running():
         for read in reads:
             await read.done.wait()
     assert [read.good for read in reads] == [True, False, False]
+    assert [staging.state(read) for read in reads] == [LOADED, EMPTY, EMPTY]
+    assert staging.source.open_now == 0
+
+
+@in_trio
+async def test_after_an_extent_that_cannot_be_read_the_file_is_opened_anew_for_the_next() -> None:
+    staging = Staging(_HUGE)
+    staging.source.read_errors[b"huge"] = errno.ESTALE
+    staging.source.errors_left[b"huge"] = 1
+    reads = [staging.start(unit) for unit in range(2)]
+    async with staging.running():
+        for read in reads:
+            await read.done.wait()
+    assert not reads[0].good
+    staging.check(reads[1])
+    assert staging.source.opened == 2
     assert staging.source.open_now == 0
