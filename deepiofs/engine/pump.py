@@ -55,8 +55,9 @@ class Pump:
 
     async def _rest(self, seconds: float) -> None:
         """Until there is something to do, at most so long. At the pace of a millisecond only urgency cuts it short."""
-        self._called = trio.Event()
         with trio.move_on_after(seconds):
-            await self._called.wait()
-            if seconds == _CALM_S and time.monotonic() >= self._urgent_until:
-                await trio.sleep_forever()
+            while True:
+                self._called = trio.Event()
+                await self._called.wait()
+                if seconds != _CALM_S or time.monotonic() < self._urgent_until:
+                    return

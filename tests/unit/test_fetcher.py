@@ -20,6 +20,7 @@ from tests.unit.jobs import Fetching
 
 _FILES = {b"%02d" % i: b"%02d" % i * 500 for i in range(8)}
 _SPAN = span(1000)
+_PRESS_EVERY_S = 0.05
 
 
 def _check_from_source(fetching: Fetching, answer: Message) -> None:
@@ -72,17 +73,35 @@ async def test_many_units_are_brought_at_once_each_to_its_own_place() -> None:
     assert fetching.lent == 0
 
 
+@pytest.mark.parametrize(("urgent", "every_s"), [(True, 0.025), (False, 0.5)])
+def test_the_home_is_woken_once_for_many_gets(urgent: bool, every_s: float) -> None:
+    @in_trio_time
+    async def main() -> None:
+        fetching = Fetching(_FILES)
+        fetching.load_all()
+        wake = (1, Note(NoteKind.WAKE, value=int(urgent)))
+        async with fetching.running():
+            for unit in range(4):
+                await fetching.fetch(unit, urgent=urgent)
+            assert fetching.peers.sent == [wake]
+            await trio.sleep(every_s - 0.001)
+            await fetching.fetch(4, urgent=urgent)
+            assert fetching.peers.sent == [wake]
+            await trio.sleep(0.002)
+            await fetching.fetch(5, urgent=urgent)
+            assert fetching.peers.sent == [wake] * 2
+
+    main()
+
+
 @in_trio_time
-async def test_the_home_is_woken_once_for_many_gets() -> None:
+async def test_a_home_that_is_awake_is_told_of_what_is_urgent() -> None:
     fetching = Fetching(_FILES)
     fetching.load_all()
     async with fetching.running():
-        for unit in range(4):
-            await fetching.fetch(unit)
-        assert fetching.peers.sent == [(1, Note(NoteKind.WAKE))]
-        await trio.sleep(0.5)
-        await fetching.fetch(5)
-        assert fetching.peers.sent == [(1, Note(NoteKind.WAKE))] * 2
+        for urgent in (False, True):
+            await fetching.fetch(int(urgent), urgent=urgent)
+    assert fetching.peers.sent == [(1, Note(NoteKind.WAKE, value=0)), (1, Note(NoteKind.WAKE, value=1))]
 
 
 @in_trio_time
@@ -363,15 +382,17 @@ async def test_the_place_of_a_late_get_is_lent_until_the_get_ends() -> None:
     async with fetching.running() as nursery:
         assert await fetching.fetch(1) == Missed(1)
         assert fetching.lent == _SPAN
+        assert fetching.board[Counter.QUARANTINED_BYTES] == _SPAN
+        pressed = fetching.sent.count(Pressed())
         nursery.start_soon(fetching.obtain, 2)  # from the source, and the late get still has the only place
-        await trio.testing.wait_all_tasks_blocked()
-        assert fetching.sent[-1] == Pressed()
+        await trio.sleep(_PRESS_EVERY_S)
+        assert fetching.sent.count(Pressed()) > pressed
         fetching.peers.answer(1)
         await trio.testing.wait_all_tasks_blocked()
         [answer] = fetching.answers_for(2)
         _check_from_source(fetching, answer)
         fetching.fetcher.release(2)
-    assert fetching.lent == 0
+    assert fetching.lent == fetching.board[Counter.QUARANTINED_BYTES] == 0
 
 
 @in_trio_time
@@ -578,6 +599,18 @@ async def test_all_who_wait_for_room_get_it_in_the_end() -> None:
 
 
 @in_trio_time
+async def test_however_many_wait_for_room_the_mount_is_pressed_20_times_a_second() -> None:
+    fetching = Fetching(_FILES, staging_bytes=_SPAN)
+    fetching.load_all()
+    async with fetching.running() as nursery:
+        await fetching.fetch(0)
+        for unit in range(1, len(_FILES)):
+            nursery.start_soon(fetching.obtain, unit)
+        await trio.sleep(1 - _PRESS_EVERY_S / 2)
+        assert fetching.sent.count(Pressed()) == 20
+
+
+@in_trio_time
 async def test_that_staging_is_full_is_not_the_peers_fault() -> None:
     fetching = Fetching(_FILES, staging_bytes=_SPAN)
     fetching.load_all()
@@ -690,6 +723,40 @@ async def test_a_peer_from_which_nothing_can_be_borrowed_in_time_is_suspect() ->
     assert fetching.lent == 0
 
 
+@in_trio_time
+async def test_what_cannot_be_borrowed_in_time_is_not_waited_for() -> None:
+    fetching = Fetching(_FILES, staging_bytes=_SPAN, timeout_s=3)
+    fetching.load_all()
+    async with fetching.running():
+        await fetching.fetch(0)  # and staging is full
+        begin = trio.current_time()
+        async with fetching.fetcher.borrowed(5) as whole:
+            assert whole is None
+        assert trio.current_time() - begin == pytest.approx(3.25)
+        assert _counts(fetching) == {}
+        fetching.fetcher.release(0)
+    assert fetching.lent == 0
+
+
+@in_trio_time
+async def test_a_home_that_loads_too_slowly_is_not_waited_for_either() -> None:
+    fetching = Fetching(_FILES, timeout_s=3)
+    fetching.on_load = lambda unit: None
+    fetching.peers.silent.add(1)
+    async with fetching.running() as nursery:
+        begin = trio.current_time()
+        nursery.start_soon(_answer_after, fetching, 2.0)
+        async with fetching.fetcher.borrowed(5) as whole:
+            assert whole is None
+        assert trio.current_time() - begin == pytest.approx(3.25)
+    assert fetching.lent == 0
+
+
+async def _answer_after(fetching: Fetching, seconds: float) -> None:
+    await trio.sleep(seconds)
+    fetching.peers.answer(1)
+
+
 # --- In this node ----------------------------------------------------------------------------------------------------
 
 
@@ -797,11 +864,24 @@ async def test_a_late_source_is_missed_in_time_and_its_place_lent_until_it_is_do
         begin = trio.current_time()
         assert await fetching.fetch(2) == Missed(2)
         assert trio.current_time() - begin == pytest.approx(3.25)
-        assert fetching.lent == _SPAN
+        assert fetching.lent == fetching.board[Counter.QUARANTINED_BYTES] == _SPAN
         fetching.stager.let_go()
-        assert fetching.lent == 0
+        assert fetching.lent == fetching.board[Counter.QUARANTINED_BYTES] == 0
+        assert fetching.board[Counter.SOURCE_BYTES] == 1000  # it was read, if in vain
         _check_from_source(fetching, await fetching.fetch(2))
-    assert fetching.board[Counter.SOURCE_BYTES] == 1000
+    assert fetching.board[Counter.SOURCE_BYTES] == 2000
+
+
+@in_trio_time
+async def test_a_late_source_that_fails_in_the_end_has_read_nothing() -> None:
+    fetching = Fetching(_FILES, home=NOWHERE)
+    fetching.dataset.source.read_errors[b"02"] = errno.EIO
+    fetching.stager.held = True
+    async with fetching.running():
+        assert await fetching.fetch(2) == Missed(2)
+        fetching.stager.let_go()
+    assert fetching.lent == fetching.board[Counter.QUARANTINED_BYTES] == 0
+    assert fetching.board[Counter.SOURCE_BYTES] == 0
 
 
 @in_trio_time

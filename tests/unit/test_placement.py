@@ -265,16 +265,6 @@ def test_room_is_left_only_where_the_next_piece_does_not_fit(made: tuple[_Job, _
             assert max(left_out) > capacity - tight.placement.store_bytes[rank]
 
 
-@given(_tight())
-def test_of_the_samples_on_a_rank_one_at_most_is_resident_in_part(made: tuple[_Job, _Job]) -> None:
-    roomy, tight = made
-    resident: dict[tuple[int, int], set[bool]] = {}
-    for (rank, sample, *_), units in _pieces(roomy, roomy.placement.home).items():
-        resident.setdefault((rank, sample), set()).add(bool(tight.placement.home[units[0]] != NOWHERE))
-    for rank in range(len(tight.capacities)):
-        assert sum(len(kinds) > 1 for key, kinds in resident.items() if key[0] == rank) <= 1
-
-
 @given(st.integers(1, 30), st.integers(2, 12), st.integers(1, 5), st.sampled_from(["off", "dir"]), st.floats(0, 1))
 def test_each_of_equal_groups_keeps_the_same_number_of_samples(
     size: int, n_groups: int, n_ranks: int, shuffle: str, share: float
@@ -321,6 +311,46 @@ def test_beside_a_file_larger_than_the_room_all_of_the_room_is_used(place: bytes
     room = 60_000_000
     job = _Job({**sizes, place + b"/huge": 75 * EXTENT_BYTES}, [room])
     assert room - span(EXTENT_BYTES) < job.placement.store_bytes[0] <= room
+
+
+def test_what_is_kept_of_a_file_larger_than_the_room_is_not_its_beginning() -> None:
+    job = _Job({b"huge": 1000 * EXTENT_BYTES}, [UNITS_AT + 500 * span(EXTENT_BYTES)])
+    kept = np.flatnonzero(job.placement.home == 0)
+    assert len(kept) == 500
+    for begin in range(0, 1000, 100):
+        assert 35 <= ((kept >= begin) & (kept < begin + 100)).sum() <= 65
+
+
+@given(st.integers(1, 4), st.integers(2, 5), st.floats(0, 1))
+def test_the_extents_of_large_files_and_the_samples_beside_them_keep_the_same_share(
+    n_ranks: int, n_groups: int, share: float
+) -> None:
+    sizes = {b"%d/%03d" % (group, i): EXTENT_BYTES for group in range(n_groups) for i in range(8 * n_ranks)}
+    large = {b"large/%d" % i: 4 * n_ranks * EXTENT_BYTES for i in range(2)}
+    all_of_it = int(_Job({**sizes, **large}, [_LARGE] * n_ranks).placement.store_bytes.min())
+    job = _Job({**sizes, **large}, [UNITS_AT + int(share * (all_of_it - UNITS_AT))] * n_ranks)
+    directory = job.manifest.parents[job.units.row]
+    for rank in range(n_ranks):
+        kept = Counter(directory[job.placement.home == rank].tolist())
+        counts = [kept[row] for row in set(directory.tolist())]
+        assert max(counts) - min(counts) <= 1
+
+
+@given(st.lists(st.integers(8, 20), min_size=1, max_size=4), st.floats(0, 1))
+def test_of_large_files_as_many_extents_stay_as_there_is_room_for(extents: list[int], share: float) -> None:
+    room = UNITS_AT + int(share * sum(extents)) * span(EXTENT_BYTES)
+    job = _Job({b"%d" % i: n * EXTENT_BYTES for i, n in enumerate(extents)}, [room])
+    assert (job.placement.home == 0).sum() == int(share * sum(extents))
+    assert job.placement.store_bytes[0] == room
+
+
+def test_a_sample_larger_than_the_room_is_passed_over() -> None:
+    small = {b"s/%02d" % i: 100_000 for i in range(20)}
+    sample = {b"t/a.%d" % i: EXTENT_BYTES for i in range(5)}
+    job = _Job({**small, **sample}, [UNITS_AT + 4 * span(EXTENT_BYTES)])
+    is_small = job.units.size == 100_000
+    assert set(job.placement.home[is_small].tolist()) == {0}
+    assert set(job.placement.home[~is_small].tolist()) == {NOWHERE}
 
 
 def test_no_rank_has_room_for_anything_in_a_job_without_cache() -> None:
