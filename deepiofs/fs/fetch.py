@@ -208,7 +208,7 @@ class Reader:
         file.asked_ahead = max(file.asked_ahead, index + 1)
         while file.reads_on and file.asked_ahead < min(index + 1 + _AHEAD_UNITS, file.units):
             unit = file.first + file.asked_ahead
-            if len(self._ahead) >= self._most_ahead:
+            if unit not in self._ahead and len(self._ahead) >= self._most_ahead:
                 return
             file.asked_ahead += 1
             size = self._unit_bytes(file, unit)

@@ -143,8 +143,10 @@ class Prefetcher:
             self._look(group)
 
     def gone(self, sample: int) -> None:
-        """Another rank serves a sample."""
+        """Another rank serves a sample; its place is another's."""
         self._drop(sample)
+        if self._wanting:
+            self._called.set()
 
     def restart(self) -> None:
         """All groups begin another pass."""

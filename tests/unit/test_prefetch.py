@@ -459,7 +459,51 @@ async def test_what_cannot_be_fetched_is_drawn_in_its_turn_and_not_waited_for() 
     world = _World([range(20)], 4)
     world.engine.missing = {0, 2}
     async with world.running():
+        assert world.ahead.claimed_bytes == 2 * _SPAN  # nor does it take room
         assert [await world.draw(0) for _ in range(4)] == [0, 1, 2, 3]
+
+
+@in_trio_time
+async def test_what_is_not_fetched_while_the_engine_is_stuck_takes_no_room() -> None:
+    world = _World([range(40)], 4, timeout_s=3)
+    world.engine.mute = True
+    async with world.running():
+        await world.wait(0)
+        assert world.ahead.claimed_bytes == 4 * _SPAN  # that may come late
+        for sample in range(4):
+            assert await world.draw(0) == sample
+        assert world.claimed() == [4, 5, 6, 7]
+        assert world.ahead.claimed_bytes == 0
+        await world.answer(0, 1, 2, 3)
+        assert world.requests.staged.is_unclaimed(3)
+        await trio.sleep(5)
+        world.engine.mute = False
+        assert [await world.draw(0) for _ in range(5)] == [4, 5, 6, 7, 8]
+        assert world.engine.fetches == [0, 1, 2, 3, *range(8, 13)]
+        assert world.ahead.claimed_bytes == 4 * _SPAN
+
+
+@in_trio_time
+async def test_what_comes_late_is_kept_for_its_draw() -> None:
+    world = _World([range(20)], 4, timeout_s=3)
+    world.engine.mute = True
+    async with world.running():
+        await world.wait(0)
+        await world.answer(3)
+        assert not world.requests.staged.is_unclaimed(3)
+        assert world.ahead.claimed_bytes == 4 * _SPAN
+
+
+@in_trio_time
+async def test_what_is_drawn_after_the_engine_is_gone_takes_no_room() -> None:
+    world = _World([range(20)], 4, files=2)
+    world.engine.mute = True
+    async with world.running():
+        world.mounted.kill_engine()
+        await world.settle()
+        assert world.ahead.claimed_bytes == 0
+        assert [await world.draw(0) for _ in range(8)] == list(range(8))
+        assert world.ahead.claimed_bytes == 0
 
 
 @in_trio_time
@@ -509,10 +553,20 @@ async def test_a_wait_ends_when_something_comes() -> None:
 
 
 @in_trio_time
-async def test_a_wait_ends_at_once_if_something_is_there() -> None:
+async def test_a_wait_is_for_news_whatever_is_there() -> None:
     world = _World([range(20)], 4)
-    async with world.running():
-        assert await world.wait(0) == 0
+    waited: list[float] = []
+
+    async def wait() -> None:
+        waited.append(await world.wait(0))
+
+    async with world.running() as nursery:
+        nursery.start_soon(wait)
+        await trio.sleep(2)
+        assert waited == []
+        assert await world.draw(0) == 0  # so that another is fetched
+        assert world.engine.fetches == [0, 1, 2, 3, 4]
+        assert waited == [pytest.approx(2)]
 
 
 @in_trio_time

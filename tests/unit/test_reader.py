@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from deepiofs.errors import SourceChangedError, SourceError, TimedOutError
+from deepiofs.errors import SourceChangedError, TimedOutError
 from deepiofs.fs.counts import Origin
 from deepiofs.fs.fetch import OpenFile
 from deepiofs.memory.board import Counter
@@ -45,7 +45,7 @@ async def _read(mounted: Mounted, path: bytes, at: int = 0, size: int = 1 << 30)
         await mounted.reader.close(file)
 
 
-async def _until_closed(mounted: Mounted, opened: int) -> None:
+async def _until_closed(mounted: Mounted, opened: int = 0) -> None:
     """Wait until so many files were opened in the source, and none of them still is."""
     with trio.fail_after(5):
         while mounted.source.opened < opened or mounted.source.open_now:
@@ -80,7 +80,7 @@ def test_bytes_come_from_the_source_if_no_memory_has_them(resident: bool) -> Non
                 assert await _read(mounted, path) == (data, Origin.SOURCE)
         assert mounted.counts.source_bytes == sum(map(len, _FILES.values()))
         assert bool(mounted.engine.fetches) == resident
-        assert mounted.source.open_now == 0
+        await _until_closed(mounted)
 
     main()
 
@@ -124,7 +124,7 @@ _EDGE = EXTENT_BYTES
 
 @in_trio
 async def test_a_read_may_cross_extents_that_lie_in_different_places() -> None:
-    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: [0, 2, NOWHERE][unit], staging_bytes=14 << 20)
+    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: [0, 2, NOWHERE][unit], staging_bytes=18 << 20)
     async with mounted.running():
         for at, size, farthest in (
             (0, 100, Origin.LOCAL),
@@ -140,7 +140,7 @@ async def test_a_read_may_cross_extents_that_lie_in_different_places() -> None:
         # The last extent is brought whole where what lies before it is read too.
         assert mounted.engine.fetches == [1, 2]
         assert mounted.source.reads == [(b"huge", 2 * _EDGE, 50)]
-    assert mounted.source.open_now == 0
+    await _until_closed(mounted)
 
 
 @in_trio
@@ -246,7 +246,7 @@ async def test_a_big_file_that_is_read_here_and_there_is_read_exactly_as_asked()
         *((b"huge", at, size) for at, size in places[2:]),
     ]
     assert mounted.counts.source_bytes == sum(size for _, size in places)
-    assert mounted.source.open_now == 0
+    await _until_closed(mounted)
 
 
 @in_trio
@@ -301,6 +301,26 @@ async def test_what_is_fetched_ahead_for_readers_is_a_quarter_of_staging_at_most
 
 
 @in_trio
+async def test_who_closes_gives_up_what_was_fetched_ahead_through_this_handle_and_no_other() -> None:
+    sizes = {b"huge": _big(_MANY), b"other": _big(_MANY)}
+    mounted = Mounted(sizes, home=lambda unit: NOWHERE, staging_bytes=32 << 20)  # a quarter are two extents
+    async with mounted.running():
+        first, second, third = _open(mounted, b"huge"), _open(mounted, b"huge"), _open(mounted, b"other")
+        for file in (first, second):
+            await _read_in_order(mounted, file, 0, _REQUEST)
+        begin = mounted.engine.fetches.copy()
+        await mounted.reader.close(first)
+        await _read_in_order(mounted, third, 0, _REQUEST)
+        assert mounted.engine.fetches[len(begin) :] == [third.first]  # the second still goes to read its two
+        await mounted.reader.close(second)
+        await _read_in_order(mounted, third, _REQUEST, 2 * _REQUEST)
+        await trio.testing.wait_all_tasks_blocked()
+        assert mounted.engine.fetches[len(begin) + 1 :] == [third.first + 1, third.first + 2]
+        await mounted.reader.close(third)
+    assert not mounted.reader._ahead
+
+
+@in_trio
 async def test_with_a_small_staging_nothing_is_fetched_ahead_for_readers() -> None:
     mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging_bytes=15 << 20)
     async with mounted.running():
@@ -338,13 +358,14 @@ async def test_requests_that_the_kernel_makes_a_little_out_of_order_are_in_order
 
 @in_trio
 async def test_what_was_read_to_its_end_makes_room_before_what_was_not() -> None:
-    mounted = Mounted(_FILES, staging_bytes=4096)
+    mounted = Mounted(_FILES, staging_bytes=2 * 4096)  # of which three are kept
     async with mounted.running():
         await _read(mounted, b"0", 0, 10)
         await _read(mounted, b"1", 0, 1001)
         await _read(mounted, b"2", 0, 10)
+        await _read(mounted, b"3", 0, 10)
         await trio.testing.wait_all_tasks_blocked()
-        assert mounted.engine.releases[0] == 1
+        assert mounted.engine.releases == [1]
         assert mounted.staged(0) == _FILES[b"0"]
 
 
@@ -440,7 +461,7 @@ def test_an_error_of_the_source_keeps_its_number(number: int, on_open: bool) -> 
                 await _read(mounted, b"3")
             assert caught.value.errno == number
             assert await _read(mounted, b"4") == (_FILES[b"4"], Origin.SOURCE)
-        assert mounted.source.open_now == 0
+        await _until_closed(mounted)
 
     main()
 
@@ -459,10 +480,11 @@ async def test_a_file_that_is_shorter_than_it_was_is_an_error() -> None:
     mounted = Mounted(_FILES, home=lambda unit: NOWHERE)
     mounted.source.cut[b"3"] = 500
     async with mounted.running():
-        with pytest.raises(SourceError, match="3: shorter"):
+        with pytest.raises(OSError, match="shorter") as caught:
             await _read(mounted, b"3")
+        assert caught.value.errno == errno.EIO
         assert await _read(mounted, b"3", 0, 500) == (_FILES[b"3"][:500], Origin.SOURCE)
-    assert mounted.source.open_now == 0
+    await _until_closed(mounted)
 
 
 @in_trio
@@ -484,7 +506,7 @@ async def test_one_handle_opens_the_source_once() -> None:
             await mounted.reader.read(file, at, 100)
         assert (mounted.source.opened, mounted.source.open_now) == (1, 1)
         await mounted.reader.close(file)
-        assert mounted.source.open_now == 0
+        await _until_closed(mounted)
 
 
 @in_trio
@@ -507,7 +529,7 @@ async def test_reads_at_once_through_one_handle_leave_one_file_open() -> None:
         assert mounted.source.open_now == 1
         await mounted.reader.close(file)
     assert b"".join(results[at] for at in sorted(results)) == _FILES[b"3"][:1000]
-    assert mounted.source.open_now == 0
+    await _until_closed(mounted)
 
 
 # --- The job goes on -------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 import trio
 import trio.testing
 
-from deepiofs.errors import SourceError
 from deepiofs.fs.sourcereads import SourceHandle, SourceReads
 from tests.doubles import Gate, MemorySource, in_trio
 from tests.unit.jobs import Dataset
@@ -102,8 +101,77 @@ def test_an_error_of_the_source_keeps_its_number_and_leaves_no_thread(on_open: b
 async def test_a_file_that_is_shorter_than_it_was_is_an_error() -> None:
     source = _Source()
     source.source.cut[b"007"] = 120
-    with pytest.raises(SourceError, match="007: shorter"):
+    with pytest.raises(OSError, match="shorter") as caught:
         await source.read(b"007")
+    assert caught.value.errno == errno.EIO
+    assert source.source.open_now == 0
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE], ids=errno.errorcode.get)
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_fails_for_a_moment_is_read_through_another_descriptor(number: int, times: int) -> None:
+    @in_trio
+    async def main() -> None:
+        source = _Source()
+        source.source.read_errors[b"007"] = number
+        source.source.errors_left[b"007"] = times
+        assert await source.read(b"007") == bytes([7]) * 50
+        assert source.source.opened == 1 + times
+        assert source.source.open_now == 0
+
+    main()
+
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES], ids=errno.errorcode.get)
+def test_what_lasts_is_told_at_once(number: int) -> None:
+    @in_trio
+    async def main() -> None:
+        source = _Source()
+        source.source.read_errors[b"007"] = number
+        with pytest.raises(OSError, match=r"\[Errno") as caught:
+            await source.read(b"007")
+        assert caught.value.errno == number
+        assert source.begun(b"007") == 1
+
+    main()
+
+
+@in_trio
+async def test_a_descriptor_that_failed_for_one_stays_open_for_another_that_reads_through_it() -> None:
+    source = _Source()
+    handle = source.handle(b"007")
+
+    async def read() -> None:
+        source.results.append(await source.reads.read(handle, 100, 50))
+
+    async with trio.open_nursery() as nursery:
+        with source.hanging(b"007") as gate:
+            nursery.start_soon(read)
+            await gate.reached()
+            del source.source.read_gates[b"007"]
+            source.source.read_errors[b"007"] = errno.ESTALE
+            source.source.errors_left[b"007"] = 1
+            assert await source.reads.read(handle, 200, 50) == bytes([7]) * 50
+            assert (source.source.opened, source.source.open_now) == (2, 2)
+    assert source.results == [bytes([7]) * 50]
+    assert source.source.open_now == 1  # the new one is kept
+    handle.mark_closed()
+    handle.close()
+    assert source.source.open_now == 0
+
+
+@in_trio
+async def test_a_handle_that_is_closed_while_it_is_read_is_closed_by_the_reader() -> None:
+    source = _Source()
+    handle = source.handle(b"007")
+    async with trio.open_nursery() as nursery:
+        with source.hanging(b"007") as gate:
+            nursery.start_soon(source.reads.read, handle, 100, 50)
+            await gate.reached()
+            handle.mark_closed()
+            handle.close()
+            assert source.source.open_now == 1
+    assert source.source.open_now == 0
 
 
 @in_trio
