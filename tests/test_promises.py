@@ -43,8 +43,11 @@ _ROLLCALL = "tests/unit/test_rollcall.py::"
 _DOOR = "tests/unit/test_door.py::"
 _SCAN = "tests/unit/test_scan.py::"
 _READER = "tests/unit/test_reader.py::"
+_STAGING = "tests/mounted/test_staging.py::"
+_PREFETCH = "tests/unit/test_prefetch.py::"
+_REQUESTS = "tests/unit/test_requests.py::"
+_STAGER = "tests/unit/test_stager_hangs.py::"
 _FETCHER = "tests/unit/test_fetcher.py::"
-_LINK = "tests/unit/test_enginelink.py::"
 _PLACEMENT = "tests/unit/test_placement.py::"
 
 # The tests that show a promise, without their parameters. A test that is named for a promise fails if it is broken.
@@ -139,6 +142,14 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _READER + "test_the_farthest_of_several_origins_is_told_wherever_it_lies",
         _SEVERAL + "test_two_ranks_hold_the_dataset_once_and_both_serve_all_of_it",
         _HOSTS + "test_each_byte_is_read_from_the_source_once_and_served_right_on_both_hosts",
+    ),
+    "S-READ-11": (
+        _STAGING + "test_without_shuffling_the_tree_is_the_sources_and_each_byte_is_read_once",
+        _READER + "test_a_file_of_one_request_is_read_without_the_engine",
+        _READER + "test_a_file_of_several_requests_is_staged_whole_wherever_it_is_read_first",
+        _READER + "test_a_big_file_that_is_read_here_and_there_is_read_exactly_as_asked",
+        _READER + "test_of_a_file_that_is_read_in_order_the_next_two_extents_are_fetched_ahead",
+        _READER + "test_a_big_file_that_no_memory_holds_is_read_once_from_the_source_and_by_the_engine",
     ),
     "S-READ-9": (
         _LIFE + "test_warm_demand_loads_what_is_read",
@@ -294,6 +305,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PLAN + "test_passes_groups_and_seeds_differ",
         _SIMULATED + "test_equal_seeds_give_equal_orders_and_others_do_not",
         _SIMULATED + "test_each_pass_has_an_order_of_its_own",
+        _SIMULATED + "test_a_draw_comes_before_its_turn_by_less_than_the_window_and_without_need_not_at_all",
     ),
     "S-NAME-22": (
         _PROMISED + "test_stats_tell_the_entropy_and_what_it_asks_for",
@@ -346,6 +358,38 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _LOST + "test_a_mount_that_is_out_and_that_nobody_answers_fails_to_open",
     ),
     "S-NAME-29": _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
+    "S-NAME-30": (
+        _PREFETCH + "test_the_next_draws_are_fetched_ahead_in_their_order_and_one_more_after_each_draw",
+        _PREFETCH + "test_what_is_in_the_node_is_not_fetched",
+        _PREFETCH + "test_the_window_is_of_all_draws_and_follows_the_recent_ones",
+        _PREFETCH + "test_before_the_first_draw_each_group_has_its_share_by_size",
+        _QUEUES + "test_what_is_to_come_is_of_the_current_pass_only",
+    ),
+    "S-NAME-31": (
+        _SIMULATED + "test_a_draw_comes_before_its_turn_by_less_than_the_window_and_without_need_not_at_all",
+        _SIMULATED + "test_an_epoch_is_a_pass_though_samples_are_late",
+        _QUEUES + "test_the_first_of_the_window_that_is_ready_is_taken_and_the_skipped_stay_in_order",
+        _QUEUES + "test_one_that_is_late_by_the_window_is_drawn_before_any_other",
+        _PREFETCH + "test_a_draw_takes_the_first_that_is_ready_and_those_it_skips_stay_in_order",
+        _PREFETCH + "test_what_cannot_be_fetched_is_drawn_in_its_turn_and_not_waited_for",
+        _PREFETCH + "test_a_sample_that_is_larger_than_staging_is_not_fetched_nor_waited_for",
+        _PREFETCH + "test_a_wait_ends_when_the_engine_is_late_and_what_it_was_asked_for_is_drawn_all_the_same",
+    ),
+    "S-NAME-32": (
+        _STAGING + "test_a_shuffled_pass_has_each_sample_once_and_reads_each_byte_of_the_source_once",
+        _STAGING + "test_a_pass_begun_in_the_middle_of_another_is_whole",
+        _PREFETCH + "test_half_of_staging_is_claimed_at_most_and_a_draw_makes_room_for_the_next",
+        _PREFETCH + "test_a_claim_stays_in_staging_until_it_is_drawn",
+        _PREFETCH + "test_what_a_reader_waits_for_is_claimed_room_or_not",
+        _PREFETCH + "test_what_another_rank_takes_is_let_go_and_its_place_used",
+        _PREFETCH + "test_another_pass_lets_all_go_and_fetches_anew",
+        _PREFETCH + "test_a_group_that_is_not_drawn_at_all_leaves_its_places_to_one_that_is_drawn_often",
+        _PREFETCH + "test_an_engine_without_room_is_given_the_claim_that_is_needed_last",
+    ),
+    "S-NAME-33": (
+        _STAGING + "test_fetching_none_or_few_ahead_changes_no_byte",
+        _PREFETCH + "test_with_a_count_of_nothing_nothing_is_fetched_and_nothing_waited_for",
+    ),
     "S-CTL-1": (
         _CONTROL + "test_control_files_are_reachable_but_not_listed",
         _PROMISED + "test_a_control_directory_of_the_source_is_hidden_but_below_exact",
@@ -381,6 +425,8 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PROMISED + "test_health_tells_of_files_that_could_not_be_loaded",
         _PROMISED + "test_a_late_engine_costs_one_wait_and_is_told_of",
         _PROMISED + "test_a_silent_peer_is_not_waited_for",
+        _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
+        "tests/unit/test_report.py::test_each_thing_that_is_degraded_has_a_line",
     ),
     "S-CTL-9": (
         _TREE + "test_the_exact_twin_is_the_same_tree",
@@ -406,7 +452,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     ),
     "S-FAIL-1": (
         _FETCHER + "test_a_flipped_byte_is_noticed_counted_and_got_again",
-        _FETCHER + "test_a_unit_that_differs_twice_is_missed",
+        _FETCHER + "test_a_unit_that_differs_twice_comes_from_the_source",
         _FAULTS + "test_a_flipped_byte_in_a_neighbours_memory_is_counted_and_never_delivered",
         _HOSTS + "test_a_flipped_byte_in_a_peers_memory_is_counted_and_never_delivered",
     ),
@@ -419,10 +465,11 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     ),
     "S-FAIL-3": (
         _PROMISED + "test_a_silent_peer_is_not_waited_for",
-        _FETCHER + "test_a_peer_that_does_not_answer_is_missed_in_time_and_suspect",
+        _FETCHER + "test_what_a_peer_does_not_give_in_time_comes_from_the_source_and_the_peer_is_suspect",
+        _FETCHER + "test_what_waits_for_a_peer_that_is_found_late_waits_no_more",
         _FETCHER + "test_a_suspect_is_left_alone_and_then_probed",
-        "tests/unit/test_suspects.py::test_who_failed_is_left_alone_for_five_seconds",
-        "tests/unit/test_suspects.py::test_a_probe_that_fails_doubles_the_pause_up_to_a_minute",
+        _FETCHER + "test_probes_that_fail_come_ever_less_often",
+        _FETCHER + "test_a_note_of_a_suspect_clears_it",
     ),
     "S-FAIL-4": (
         _LIFE + "test_the_mount_goes_on_without_its_engine",
@@ -430,7 +477,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     ),
     "S-FAIL-5": (
         _PROMISED + "test_a_late_engine_costs_one_wait_and_is_told_of",
-        _LINK + "test_an_engine_that_does_not_answer_is_left_alone_for_a_while",
+        _REQUESTS + "test_an_engine_that_does_not_answer_is_left_alone_for_a_while",
         _READER + "test_a_late_engine_costs_one_wait_and_then_none",
     ),
     "S-FAIL-6": (
@@ -452,6 +499,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _SOURCE + "test_an_error_that_passes_is_seen_by_nobody",
         _SOURCE + "test_an_error_that_lasts_is_that_of_the_source_for_that_file_alone",
         _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
+        _STAGER + "test_a_read_that_hangs_keeps_its_own_unit_and_is_told_of_until_it_ends",
     ),
     "S-FAIL-9": (
         _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
@@ -461,7 +509,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _FAULTS + "test_a_killed_engine_leaves_all_mounts_serving_right_bytes_and_health_says_so",
         _PROMISED + "test_a_silent_peer_is_not_waited_for",
         _READER + "test_an_engine_that_dies_while_it_is_asked_costs_no_read",
-        _FETCHER + "test_an_error_of_mpi_is_counted_missed_and_suspect",
+        _FETCHER + "test_an_error_of_mpi_is_counted_and_suspect_and_the_source_read",
     ),
     "S-MEM-1": (
         _BUDGET + "test_memory_stays_within_what_was_given",
@@ -474,7 +522,14 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-MEM-3": (
         _SEVERAL + "test_two_ranks_hold_the_dataset_once_and_both_serve_all_of_it",
         _READS + "test_what_exceeds_the_cache_comes_from_the_source",
+        _STAGING + "test_without_shuffling_the_tree_is_the_sources_and_each_byte_is_read_once",
+        _STAGING + "test_a_shuffled_pass_has_each_sample_once_and_reads_each_byte_of_the_source_once",
         _PLACEMENT + "test_every_unit_is_placed_once_or_nowhere",
+        _PLACEMENT + "test_the_small_files_of_a_sample_are_resident_together_or_not_at_all",
+        _PLACEMENT + "test_groups_of_different_sizes_keep_the_same_share_to_within_a_sample",
+        _PLACEMENT + "test_the_extents_of_large_files_and_the_samples_beside_them_keep_the_same_share",
+        _PLACEMENT + "test_no_rank_has_room_for_anything_in_a_job_without_cache",
+        _PLACEMENT + "test_another_process_places_alike",
     ),
     "S-MEM-4": (
         _HOSTS + "test_a_replicated_file_is_in_the_memory_of_both_hosts_and_read_from_the_source_once",

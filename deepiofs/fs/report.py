@@ -127,7 +127,7 @@ class Report:
         lines += [self._loss(rank, number) for rank, number in self.losses.since.items()]
         for count, text in (
             (board[Counter.PEERS_SUSPECT], "peers do not answer; their samples come from the source"),
-            (board[Counter.QUARANTINED_BYTES], "bytes of staging wait for MPI to be done with gets that were given up"),
+            (board[Counter.QUARANTINED_BYTES], "bytes of staging wait for gets and source reads that were given up"),
             (board[Counter.BROKEN_UNITS], "units could not be loaded from the source; see the log"),
             (self.source_hangs, "reads of the source hang; see the log for the files"),
             (self.verify_failures, "digests differed; these samples came from the source"),
@@ -154,7 +154,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "quarantined_bytes",
         "gauge",
-        "bytes of staging that gets given up may still write to",
+        "bytes of staging that gets and source reads given up may still write to",
         lambda r: r.link.board[Counter.QUARANTINED_BYTES],
     ),
     Metric("pass", "gauge", "current pass", lambda r: r.number),

@@ -204,6 +204,44 @@ def test_if_none_of_the_window_is_ready_none_is_taken_though_one_behind_it_is() 
     assert queues.take(4, lambda sample: sample == 8) == Draw(_GROUP, 0, 8)
 
 
+def test_one_that_is_late_by_the_window_is_drawn_before_any_other() -> None:
+    queues = _queues([5, 6, 7, 8, 9, 10])
+    for sample in (6, 7, 8):
+        assert queues.take(3, lambda sample: sample > 5) == Draw(_GROUP, 0, sample)
+    assert not queues.has_ready(3, lambda sample: sample > 5)
+    assert queues.take(3, lambda sample: sample > 5) is None
+    assert queues.take(4, lambda sample: sample > 5) == Draw(_GROUP, 0, 9)  # three are not four
+    assert queues.take(3, lambda sample: True) == Draw(_GROUP, 0, 5)
+    assert _taken(queues) == [(0, 10)]
+
+
+def test_what_others_gave_makes_nothing_late() -> None:
+    queues = _queues([5, 6, 7])
+    assert queues.take(2, lambda sample: sample == 6) == Draw(_GROUP, 0, 6)
+    for sample in (20, 21, 22):
+        queues.answered(2, 0, Answer(Reply.SAMPLE, sample))
+        assert queues.take(2, lambda sample: True) == Draw(_GROUP, 0, sample)
+    assert queues.take(2, lambda sample: sample == 7) == Draw(_GROUP, 0, 7)
+
+
+def test_of_a_queue_that_others_serve_only_what_came_back_or_from_others_is_left() -> None:
+    queues = _queues([5, 6, 7, 8, 9])
+    draw = queues.take()
+    assert draw is not None
+    assert queues.upcoming(2) == [6, 7]  # looked at, and planned all the same
+    queues.answered(2, 0, Answer(Reply.SAMPLE, 20))
+    queues.give_back(draw)
+    assert queues.give_away(0) == 4
+    assert _taken(queues) == [(0, 5), (0, 20)]
+
+
+def test_passes_before_it_are_not_given_away() -> None:
+    queues = _queues([5, 6])
+    assert queues.upcoming(2) == [5, 6]
+    assert queues.give_away(1) == 0
+    assert _taken(queues) == [(0, 5), (0, 6)]
+
+
 def test_others_are_given_from_the_back_also_of_what_was_looked_at() -> None:
     queues = _queues([5, 6, 7])
     assert queues.upcoming(3) == [5, 6, 7]
@@ -233,6 +271,7 @@ class _OneQueue(RuleBasedStateMachine):
         super().__init__()
         self.out: list[Draw] = []
         self.gone: list[int] = []
+        self.skipped: dict[int, int] = {}  # how many draws went past a sample
 
     @initialize(size=st.integers(0, 12))
     def start(self, size: int) -> None:
@@ -242,10 +281,14 @@ class _OneQueue(RuleBasedStateMachine):
 
     @rule(window=st.integers(1, 6), ready=st.sets(st.integers(0, 20)))
     def take(self, window: int, ready: set[int]) -> None:
-        expected = next((sample for sample in self.model[:window] if sample in ready), None)
+        first_is_late = bool(self.model) and self.skipped.get(self.model[0], 0) >= window
+        choice = self.model[: 1 if first_is_late else window]
+        expected = next((sample for sample in choice if sample in ready), None)
         draw = self.queues.take(window, lambda sample: sample in ready)
         assert (draw and draw.sample) == expected
         if draw is not None:
+            for sample in self.model[: self.model.index(draw.sample)]:
+                self.skipped[sample] = self.skipped.get(sample, 0) + 1
             self.model.remove(draw.sample)
             self.out.append(draw)
 
@@ -260,7 +303,7 @@ class _OneQueue(RuleBasedStateMachine):
     def give_back(self, data: st.DataObject) -> None:
         draw = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
         self.queues.give_back(draw)
-        self.model.insert(0, draw.sample)
+        self._put_front(draw.sample)
 
     @rule()
     def another_asks(self) -> None:
@@ -275,14 +318,18 @@ class _OneQueue(RuleBasedStateMachine):
     def another_gives(self) -> None:
         sample = next(self.new)
         self.queues.answered(1, 0, Answer(Reply.SAMPLE, sample))
-        self.model.insert(0, sample)
+        self._put_front(sample)
 
     @precondition(lambda self: self.gone)
     @rule()
     def another_gives_back_what_it_had(self) -> None:
         sample = self.gone.pop()
         self.queues.answered(1, 0, Answer(Reply.SAMPLE, sample))
+        self._put_front(sample)
+
+    def _put_front(self, sample: int) -> None:
         self.model.insert(0, sample)
+        self.skipped.pop(sample, None)
 
     @invariant()
     def counts_what_is_here(self) -> None:
