@@ -165,7 +165,10 @@ class Fetcher:
     async def _ahead_or_now(self, home: int, unit: int, fetch: _Fetch) -> int | None:
         if fetch.urgent:
             return await self._from_peer(home, unit, urgent=True)
-        async with self._ahead_of.setdefault(home, trio.CapacityLimiter(_GETS_AHEAD)):
+        limiter = self._ahead_of.get(home)
+        if limiter is None:
+            limiter = self._ahead_of[home] = trio.CapacityLimiter(_GETS_AHEAD)
+        async with limiter:
             return await self._from_peer(home, unit, urgent=False)
 
     async def _from_source(self, unit: int, fetch: _Fetch) -> int | None:

@@ -25,6 +25,8 @@ from deepiofs.memory.board import Counter
 from deepiofs.memory.placement import EXTENT_BYTES
 from deepiofs.memory.store import span
 
+# Where a sample is to lie; 0 is not known yet.
+_NEAR, _FAR = 1, 2
 # A group drawn so often of late takes the places of claims whose groups were not drawn at all.
 _OFTEN = 8
 
@@ -83,6 +85,7 @@ class Prefetcher:
         self._wanting: dict[int, None] = {}  # groups that have something to claim
         # Claiming a few at a time costs less than claiming each by itself.
         self._every, self._since_claiming = max(count // 8, 1), 0
+        self._lies = bytearray(link.n_samples)
         self._called = trio.Event()
         self._news = trio.Event()
 
@@ -289,20 +292,33 @@ class Prefetcher:
         claim.forget_units()
 
     def _at_hand(self, sample: int) -> bool:
-        return not any(True for _ in self._far_units(sample))
+        lies = self._lies[sample] or self._find(sample)
+        if lies == _FAR:
+            return False
+        return bool(self._link.board[Counter.STATE_WARM]) or not any(True for _ in self._far_units(sample))
+
+    def _find(self, sample: int) -> int:
+        """Whether a sample is to lie in this node's memory as a whole; looked up once."""
+        units = (unit for unit, _ in self._units(sample))
+        lies = self._lies[sample] = _NEAR if all(map(self._link.is_near, units)) else _FAR
+        return lies
 
     def _far_units(self, sample: int) -> Iterator[tuple[int, int]]:
         """(unit, bytes) of a sample that this node's memory does not hold now."""
         link = self._link
         warm = bool(link.board[Counter.STATE_WARM])
+        for unit, length in self._units(sample):
+            if not (warm and link.is_near(unit)) and link.in_node(unit, length) is None:
+                yield unit, length
+
+    def _units(self, sample: int) -> Iterator[tuple[int, int]]:
+        """(unit, bytes) of a sample."""
+        link = self._link
         for row in self._rows_of(sample):
             content = link.manifest.content_of[row]
             size = link.manifest.size_of[content]
             for i in range(-(-size // EXTENT_BYTES)):
-                unit = link.first[content] + i
-                length = min(size - i * EXTENT_BYTES, EXTENT_BYTES)
-                if not (warm and link.is_near(unit)) and link.in_node(unit, length) is None:
-                    yield unit, length
+                yield link.first[content] + i, min(size - i * EXTENT_BYTES, EXTENT_BYTES)
 
     def _tell(self) -> None:
         """Wake who waits for a sample."""
