@@ -28,6 +28,7 @@ from deepiofs.fs.door import Door, open_door
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.fetch import Reader
 from deepiofs.fs.filesystem import FileSystem, Statistics
+from deepiofs.fs.nearby import Nearby
 from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.report import Identity, Report
@@ -169,9 +170,9 @@ def _prefetcher(settings: Settings, link: EngineLink, shared: Shared) -> Prefetc
     """What fetches ahead of the draws; without shuffling there are none."""
     count = settings.prefetch if settings.shuffle != "off" else 0
     first, rows = (link.layout[name].data for name in ("sample_first", "sample_rows")) if count else ([0], [])
+    nearby = Nearby(link, lambda sample: rows[first[sample] : first[sample + 1]], link.n_samples if count else 0)
     ahead = Prefetcher(
-        link, lambda sample: rows[first[sample] : first[sample + 1]],
-        count=count, staging_bytes=shared.filled_in["staging_bytes"], timeout_s=settings.timeout,
+        link.requests, nearby, count=count, staging_bytes=shared.filled_in["staging_bytes"], timeout_s=settings.timeout,
     )  # fmt: skip
     link.requests.give_up_claim = ahead.give_up_newest
     return ahead

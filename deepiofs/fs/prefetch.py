@@ -19,14 +19,10 @@ from typing import Protocol
 
 import trio
 
-from deepiofs.fs.enginelink import EngineLink
-from deepiofs.fs.requests import GRACE_S
-from deepiofs.memory.board import Counter
-from deepiofs.memory.placement import EXTENT_BYTES
+from deepiofs.fs.nearby import Nearby
+from deepiofs.fs.requests import GRACE_S, Requests
 from deepiofs.memory.store import span
 
-# Where a sample is to lie; 0 is not known yet.
-_NEAR, _FAR = 1, 2
 # A group drawn so often of late takes the places of claims whose groups were not drawn at all.
 _OFTEN = 8
 
@@ -65,14 +61,14 @@ class Prefetcher:
 
     def __init__(
         self,
-        link: EngineLink,
-        rows_of: Callable[[int], Sequence[int]],
+        requests: Requests,
+        nearby: Nearby,
         count: int,
         staging_bytes: int,
         timeout_s: float,
     ) -> None:
-        """rows_of: the rows of a sample. count: how many draws ahead. staging_bytes: of the rank."""
-        self._link, self._rows_of, self._timeout_s = link, rows_of, timeout_s
+        """count: how many draws ahead. staging_bytes: of the rank."""
+        self._requests, self._nearby, self._timeout_s = requests, nearby, timeout_s
         self.window = max(count, 1)
         self._on = count > 0
         self._room_bytes, self._most_bytes = staging_bytes // 2, staging_bytes
@@ -85,7 +81,6 @@ class Prefetcher:
         self._wanting: dict[int, None] = {}  # groups that have something to claim
         # Claiming a few at a time costs less than claiming each by itself.
         self._every, self._since_claiming = max(count // 8, 1), 0
-        self._lies = bytearray(link.n_samples)
         self._called = trio.Event()
         self._news = trio.Event()
 
@@ -111,7 +106,7 @@ class Prefetcher:
         if not self._on:
             return True
         claim = self._claims.get(sample)
-        return not claim.missing if claim else self._at_hand(sample)
+        return not claim.missing if claim else self._nearby.has(sample)
 
     def drawn(self, group: int, sample: int) -> None:
         """A sample was drawn, and is read now."""
@@ -134,7 +129,7 @@ class Prefetcher:
         """A sample is the next of its group again, unused: those behind it move down."""
         if not self._on:
             return
-        if sample in self._claims or self._at_hand(sample):
+        if sample in self._claims or self._nearby.has(sample):
             self._looked_at[group] += 1
         else:
             self.changed(group)
@@ -167,7 +162,7 @@ class Prefetcher:
         with trio.move_on_after(self._timeout_s + GRACE_S) as limit:
             await news.wait()
         if limit.cancelled_caught:
-            self._link.requests.engine_late()
+            self._requests.engine_late()
 
     def give_up_newest(self) -> bool:
         """Staging has no room for what a reader waits for: let the claim go that is needed last.
@@ -200,7 +195,7 @@ class Prefetcher:
         upcoming = self._queues.upcoming(group, self._share[group])
         while (place := self._looked_at[group]) < min(len(upcoming), self._share[group]):
             sample = upcoming[place]
-            if sample not in self._claims and not self._at_hand(sample):
+            if sample not in self._claims and not self._nearby.has(sample):
                 return sample
             self._looked_at[group] += 1
         return None
@@ -213,7 +208,7 @@ class Prefetcher:
         if sample is None:
             self._wanting.pop(group, None)
             return True
-        claim = _Claim(group, dict(self._far_units(sample)))
+        claim = self._planned(group, dict(self._nearby.lacking(sample)))
         if not self._has_room(claim):
             return False
         self._looked_at[group] += 1
@@ -240,25 +235,29 @@ class Prefetcher:
         self._drop(idle)
         return True
 
+    def _planned(self, group: int, units: dict[int, int]) -> _Claim:
+        """What to fetch of a sample: nothing where it is larger than staging; its readers get it piece by piece."""
+        claim = _Claim(group, units)
+        return claim if claim.span <= self._most_bytes else _Claim(group, {})
+
     async def _claim(self, sample: int, claim: _Claim, urgent: bool = False) -> None:
         """Have a sample fetched."""
-        if claim.span > self._most_bytes:  # its readers get it piece by piece
-            claim.forget_units()
         self._claims[sample] = claim
         self.claimed_bytes += claim.span
-        requests = self._link.requests
         for unit in claim.units:
-            requests.staged.claim(unit)
+            self._requests.staged.claim(unit)
         for unit, size in list(claim.units.items()):
             if unit in claim.units:  # not dropped meanwhile
-                await requests.fetch_ahead(unit, size, self._arrived(claim, unit), urgent)
+                await self._requests.fetch_ahead(unit, size, self._arrived(claim, unit), urgent)
+        if not claim.missing:
+            self._tell()
 
     def _arrived(self, claim: _Claim, unit: int) -> Callable[[bool], None]:
         def then(good: bool) -> None:
             claim.missing.discard(unit)
             if not good:
                 claim.missing.clear()  # not waited for: its reader asks the source, and gets its errno
-                if not self._link.requests.may_come(unit):
+                if not self._requests.may_come(unit):
                     self._forget(claim, unit)
             if not claim.missing:
                 self._tell()
@@ -271,16 +270,16 @@ class Prefetcher:
         if size is not None:
             claim.span -= span(size)
             self.claimed_bytes -= span(size)
-            self._link.requests.staged.let_go(unit)
+            self._requests.staged.let_go(unit)
 
     async def _hurry(self, group: int, sample: int) -> None:
         """A reader waits for this sample: it comes before all that is fetched ahead, room or not."""
         claim = self._claims.get(sample)
         if claim is not None:
             for unit in list(claim.missing):
-                await self._link.requests.hurry(unit)
-        elif units := dict(self._far_units(sample)):
-            await self._claim(sample, _Claim(group, units), urgent=True)
+                await self._requests.hurry(unit)
+        elif units := dict(self._nearby.lacking(sample)):
+            await self._claim(sample, self._planned(group, units), urgent=True)
 
     def _drop(self, sample: int) -> None:
         claim = self._claims.pop(sample, None)
@@ -288,37 +287,8 @@ class Prefetcher:
             return
         self.claimed_bytes -= claim.span
         for unit in claim.units:
-            self._link.requests.staged.let_go(unit)
+            self._requests.staged.let_go(unit)
         claim.forget_units()
-
-    def _at_hand(self, sample: int) -> bool:
-        lies = self._lies[sample] or self._find(sample)
-        if lies == _FAR:
-            return False
-        return bool(self._link.board[Counter.STATE_WARM]) or not any(True for _ in self._far_units(sample))
-
-    def _find(self, sample: int) -> int:
-        """Whether a sample is to lie in this node's memory as a whole; looked up once."""
-        units = (unit for unit, _ in self._units(sample))
-        lies = self._lies[sample] = _NEAR if all(map(self._link.is_near, units)) else _FAR
-        return lies
-
-    def _far_units(self, sample: int) -> Iterator[tuple[int, int]]:
-        """(unit, bytes) of a sample that this node's memory does not hold now."""
-        link = self._link
-        warm = bool(link.board[Counter.STATE_WARM])
-        for unit, length in self._units(sample):
-            if not (warm and link.is_near(unit)) and link.in_node(unit, length) is None:
-                yield unit, length
-
-    def _units(self, sample: int) -> Iterator[tuple[int, int]]:
-        """(unit, bytes) of a sample."""
-        link = self._link
-        for row in self._rows_of(sample):
-            content = link.manifest.content_of[row]
-            size = link.manifest.size_of[content]
-            for i in range(-(-size // EXTENT_BYTES)):
-                yield link.first[content] + i, min(size - i * EXTENT_BYTES, EXTENT_BYTES)
 
     def _tell(self) -> None:
         """Wake who waits for a sample."""

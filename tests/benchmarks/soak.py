@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.benchmarks.measuring import clean_up_on_sigterm
 from tests.launchers import installed_launchers
 from tests.mounts import MpiMount, mpi_mounted, nothing_left
 
@@ -205,6 +206,7 @@ def _table(times: Sequence[float], samples: Sequence[Sequence[dict[str, float]]]
 
 
 def main() -> None:
+    clean_up_on_sigterm()
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.soak")
     how_long = parser.add_mutually_exclusive_group()
     how_long.add_argument("--reads", type=int)

@@ -13,6 +13,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from deepiofs.fs.nearby import Nearby
 from deepiofs.fs.prefetch import Prefetcher, _proportional
 from deepiofs.memory.board import Counter
 from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
@@ -71,10 +72,9 @@ class _World:
         self.mounted = Mounted(contents, home, staging_bytes=staging_bytes, timeout_s=timeout_s)
         self.engine, self.requests = self.mounted.engine, self.mounted.link.requests
         rows = [self.mounted.link.manifest.find(path) or 0 for path in sorted(contents)]
-        self.ahead = Prefetcher(
-            self.mounted.link, lambda sample: rows[sample * files : (sample + 1) * files],
-            count=count, staging_bytes=staging_bytes, timeout_s=timeout_s,
-        )  # fmt: skip
+        n_samples = n_files // files
+        self.nearby = Nearby(self.mounted.link, lambda s: rows[s * files : (s + 1) * files], n_samples)
+        self.ahead = Prefetcher(self.requests, self.nearby, count, staging_bytes, timeout_s)
         self.requests.give_up_claim = self.ahead.give_up_newest
         self.queues = _Queues(groups)
         self.sizes = [len(group) for group in groups]
@@ -670,14 +670,14 @@ async def test_a_sample_that_was_looked_up_and_given_back_is_fetched_once() -> N
 async def test_a_scan_looks_at_the_sample_that_comes_back_and_not_at_all_behind_it_again() -> None:
     world = _World([range(60)], 40, home=lambda unit: 0)
     looked_at: list[int] = []
-    rows_of = world.ahead._rows_of
+    rows_of = world.nearby._rows_of
 
     def recorded(sample: int) -> Sequence[int]:
         looked_at.append(sample)
         return rows_of(sample)
 
     async with world.running():
-        world.ahead._rows_of = recorded
+        world.nearby._rows_of = recorded
         for _ in range(50):
             world.queues.next[0].remove(0)
             world.ahead.taken(0)
