@@ -33,7 +33,8 @@ from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.report import Identity, Report
 from deepiofs.fs.rollcall import RollCall
-from deepiofs.fs.shuffle import Roster, Shuffle
+from deepiofs.fs.roster import Roster
+from deepiofs.fs.shuffle import Shuffle
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
 from deepiofs.fuse.session import Session, check_fuse, fuse_options

@@ -1,7 +1,7 @@
 """The shuffled view: names in, samples out, each sample once per pass over all mounts (S2 to S7).
 
-Composes the plan, the queues and the binder of `order/` with what they leave out: threads of the machine, the clock,
-and the messages by which a rank whose queue is empty takes from the others.
+Composes the queues and the binder of `order/` with what they leave out: threads of the machine and the clock, plans
+made in time (`plans`), and the messages by which a rank whose queue is empty takes from the others (`stealing`).
 
 **Threading.** The trio thread; large queues are computed in a worker. After every await that may take a sample the
 binder is asked again: another task may have bound the name meanwhile.
@@ -12,48 +12,27 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.errors import TimedOutError
+from deepiofs.fs.plans import Plans
 from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.rollcall import RollCall
+from deepiofs.fs.roster import Roster
+from deepiofs.fs.stealing import Ask, Stealing
 from deepiofs.fs.told import Told
 from deepiofs.order.binder import UNKNOWN_THREAD, Binder, Binding
-from deepiofs.order.members import without
 from deepiofs.order.plan import Plan
-from deepiofs.order.queues import Answer, Draw, GroupQueues, Reply, victim_order
+from deepiofs.order.queues import Answer, Draw, GroupQueues, Reply
 
 log = logging.getLogger(__name__)
 
-# Below this a queue is computed at once (a millisecond); above, in a worker thread.
-_INLINE_SAMPLES = 20_000
 # A lookup whose open has not followed within this does not hold up the end of a pass.
 _STALE_S = 1.0
 _PAUSE_S = 0.05
-# For how long a rank that did not answer counts as empty without being asked, unless it is heard of before.
-_SILENT_S = 60.0
-# How many memberships have a plan at hand: groups may be in passes before and after a loss.
-_PLANS = 2
-# Of so many passes in a row a rank that is left alone serves nothing, until it says so: plans differ.
-_VAIN_PASSES = 16
-
-Ask = Callable[[int, int, int], Awaitable[Answer | None]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Roster:
-    """Which samples there are: columns as in `dataset.samples.Samples`, and the group of each."""
-
-    of_row: npt.NDArray[np.int32]
-    first: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.uint32]
-    group: npt.NDArray[np.int32]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -91,22 +70,17 @@ class Shuffle:
     ) -> None:
         """ask: (rank, group, pass) to that rank's answer, None if it does not come in time."""
         self.plan = plan
-        self._ahead = ahead
-        self._plans = {frozenset[int](): plan}
-        self._wanted, self._want = 0, trio.Event()
+        self._ahead, self._manifest, self._roster = ahead, manifest, roster
+        self._rank, self._n_ranks = rank, n_ranks
         self.rollcall = rollcall or RollCall(rank, n_ranks)
         self.rollcall.begun = self._begun
         self.rollcall.on_losses = self._lost
         self.on_losses: Callable[[], None] = lambda: None
-        self._manifest, self._rank, self._n_ranks, self._seed, self._ask = manifest, rank, n_ranks, seed, ask
-        self._sample_of, self._group_of = roster.of_row.data, roster.group.data
-        self._first, self._rows = roster.first.data, roster.rows.data
+        self._plans = Plans(plan, rank, self.rollcall)
+        self._stealing = Stealing(rank, n_ranks, seed, ask, self.rollcall)
         self._binder = Binder(self._give_back)
         self._queues: dict[int, GroupQueues] = {}
-        self._computed: dict[tuple[int, int], npt.NDArray[np.uint32]] = {}
-        self._stealing: dict[int, trio.Event] = {}
         self._takers: collections.Counter[int] = collections.Counter()  # tasks that need an entry, by group
-        self._silent_until: dict[int, float] = {}
         self.told = Told()
         self._changed = trio.Event()
         self._awaited = 0
@@ -120,20 +94,19 @@ class Shuffle:
 
     def covers(self, row: int) -> bool:
         """Whether the name of a row is shuffled."""
-        sample = self._sample_of[row]
-        return sample >= 0 and self._group_of[sample] >= 0
+        return self._roster.covers(row)
 
     def peek(self, row: int) -> int:
         """The row whose bytes a name stands for now; its own if it stands for nothing."""
-        binding = self._binder.peek(self._sample_of[row])
-        return row if binding is None else self._member(binding.draw.sample, self._member_of(row))
+        binding = self._binder.peek(self._roster.sample_of[row])
+        return row if binding is None else self._roster.row(binding.draw.sample, self._roster.member_of(row))
 
     async def look(self, thread: int, row: int) -> int:
         """The row whose bytes an open of this name by this thread would read: reserves, does not draw (S6)."""
         begun = self.told.tells
         binding = self._look(thread, row)
         while binding is None:
-            draw = await self._take(self._group_of[self._sample_of[row]])
+            draw = await self._take(self._roster.group_of(row))
             # Nothing is awaited from here on.
             binding = self._look(thread, row)
             if binding is None:
@@ -141,11 +114,11 @@ class Shuffle:
             else:
                 self._give_back(draw)
         self.told.tell(thread, row, self._manifest.parent_of[row], begun)
-        return self._member(binding.draw.sample, self._member_of(row))
+        return self._roster.row(binding.draw.sample, self._roster.member_of(row))
 
     async def open(self, thread: int, row: int) -> Bound:
         """Bind a name for a handle; draws unless the sample was drawn before."""
-        name, member = self._sample_of[row], self._member_of(row)
+        name, member = self._roster.sample_of[row], self._roster.member_of(row)
         self.told.heard_of(thread)
         opened = self._binder.open(thread, name, member)
         announced = opened is not None and not self.told.may_have_crossed(row)
@@ -158,7 +131,7 @@ class Shuffle:
             self.number = max(self.number, binding.draw.number)
             self._ahead.drawn(binding.draw.group, binding.draw.sample)
             self._change()
-        row = self._member(binding.draw.sample, member)
+        row = self._roster.row(binding.draw.sample, member)
         return Bound(binding, row, draws, self.draws - 1, known, announced)
 
     def close(self, bound: Bound) -> None:
@@ -171,14 +144,13 @@ class Shuffle:
         "Empty" is final, so it is not said while an entry of this pass is out with someone who may give it back. Nor
         is a pass begun for another while this mount has promised not to, or its plan is not computed.
         """
-        self._silent_until.pop(rank, None)
+        self._stealing.heard_of(rank)
         self.rollcall.heard_of(rank)
         if not 0 <= group < self.plan.n_groups:
             return Answer(Reply.EMPTY)
         queues = self._queues_of(group)
-        if not queues.has(number) and (self.rollcall.holds(number) or not self._planned(number)):
-            self._wanted = max(self._wanted, number)
-            self._want.set()
+        if not queues.has(number) and (self.rollcall.holds(number) or not self._plans.has(number)):
+            self._plans.want(number)
             return Answer(Reply.BUSY)
         answer = queues.asked(number)
         if answer.reply is not Reply.SAMPLE and self._take_back(group):
@@ -190,7 +162,7 @@ class Shuffle:
 
     def stolen(self, rank: int, group: int, number: int, answer: Answer) -> None:
         """An answer came, in time or late."""
-        self._silent_until.pop(rank, None)
+        self._stealing.heard_of(rank)
         if answer.reply is not Reply.LEFT:
             self.rollcall.heard_of(rank)
         if answer.reply is Reply.SAMPLE:
@@ -203,7 +175,7 @@ class Shuffle:
     def begin(self, number: int) -> None:
         """Start a pass on this mount, in all groups."""
         self._binder.forget_reservations()
-        self._computed.clear()
+        self._plans.forget_queues()
         self._base = self.number = number
         for queues in self._queues.values():
             queues.begin(number)
@@ -225,13 +197,16 @@ class Shuffle:
             continue  # whatever was true before may not be so now
         queues.load()
 
+    async def plan_for_others(self) -> None:
+        """Make the plans that only others ask for, if nobody reads here; runs until cancelled."""
+        await self._plans.make_for_others()
+
     def _look(self, thread: int, row: int) -> Binding | None:
-        return self._binder.look(thread, self._sample_of[row], self._member_of(row), trio.current_time())
+        return self._binder.look(thread, self._roster.sample_of[row], self._roster.member_of(row), trio.current_time())
 
     def _reserve(self, thread: int, row: int, draw: Draw) -> Binding:
-        name = self._sample_of[row]
-        members = self._first[name + 1] - self._first[name]
-        return self._binder.reserve(thread, name, draw, members, trio.current_time())
+        name = self._roster.sample_of[row]
+        return self._binder.reserve(thread, name, draw, self._roster.files(name), trio.current_time())
 
     def _give_back(self, draw: Draw) -> None:
         queues = self._queues[draw.group]
@@ -239,17 +214,6 @@ class Shuffle:
         if draw.number == queues.current:
             self._ahead.returned(draw.group, draw.sample)
         self._change()
-
-    def _member_of(self, row: int) -> int:
-        """The place of a file in its sample."""
-        first = self._first[self._sample_of[row]]
-        place = 0  # most samples are one file
-        while self._rows[first + place] != row:
-            place += 1
-        return place
-
-    def _member(self, sample: int, member: int) -> int:
-        return int(self._rows[self._first[sample] + member])
 
     async def _take(self, group: int) -> Draw:
         """The next sample for this mount: its own queue's, then the others', then the next pass's."""
@@ -276,9 +240,9 @@ class Shuffle:
                 return draw
             if queues.remaining:
                 await self._stall(group, queues)
-            elif victims := self._victims(queues):
+            elif victims := self._stealing.victims(queues):
                 # No more are asked than are needed: who has said "empty" must not get an entry to spare afterwards.
-                if not await self._steal(group, victims[: self._takers[group]]):
+                if not await self._stealing.steal(queues, victims[: self._takers[group]]):
                     await self._pause()
             elif not self._take_back(group):
                 if self._binder.reservations(group):
@@ -287,7 +251,7 @@ class Shuffle:
                     await self.rollcall.judge(missing)
                     queues.judged(missing)
                 else:
-                    self._refuse_if_in_vain(queues)
+                    self._stealing.refuse_if_in_vain(queues)
                     queues.advance()
                     self._ahead.changed(group)
 
@@ -299,56 +263,6 @@ class Shuffle:
         while queues.current == number and queues.remaining and not queues.has_ready(ahead.window, ahead.ready):
             await ahead.wait(group, self._takers[group])
         self.stall_s += trio.current_time() - began
-
-    def _victims(self, queues: GroupQueues) -> list[int]:
-        """Whom to ask, in this order."""
-        number = queues.current
-        order = victim_order(self._rank, self._n_ranks, number, queues.group, self._seed)
-        return queues.victims(rank for rank in order if self.rollcall.may_have(rank, number))
-
-    def _refuse_if_in_vain(self, queues: GroupQueues) -> None:
-        """TimedOutError if nothing of this group is to be had here, in this pass nor likely in the next.
-
-        So it is with a rank that is out, and serves what the others leave, if none of them answers; and with one that
-        is left alone with groups of which the others have everything.
-        """
-        is_out = self._rank in self.rollcall.losses.out_in(queues.current)
-        if queues.in_vain and (is_out or queues.vain_passes >= _VAIN_PASSES):
-            # The next who opens a name asks them again.
-            queues.ask_anew()
-            self._silent_until.clear()
-            raise TimedOutError("the ranks that have samples of this group do not answer")
-
-    async def _steal(self, group: int, victims: list[int]) -> bool:
-        """Ask several at once; one task per group asks, the others wait for what it brings. Whether any knew more."""
-        if group in self._stealing:
-            await self._stealing[group].wait()
-            return True
-        event = self._stealing[group] = trio.Event()
-        replies: list[Reply] = []
-        try:
-            number = self._queues_of(group).current
-            async with trio.open_nursery() as nursery:
-                for rank in victims:
-                    nursery.start_soon(self._ask_one, rank, group, number, replies)
-        finally:
-            del self._stealing[group]
-            event.set()
-        return any(reply is not Reply.BUSY for reply in replies)
-
-    async def _ask_one(self, rank: int, group: int, number: int, replies: list[Reply]) -> None:
-        answer = None
-        may_answer = rank not in self.rollcall.without_engine
-        if may_answer and trio.current_time() >= self._silent_until.get(rank, 0.0):
-            answer = await self._ask(rank, group, number)
-        if answer is None:
-            # One that is gone must not be waited for again in each group and pass.
-            if trio.current_time() >= self._silent_until.get(rank, 0.0):
-                self._silent_until[rank] = trio.current_time() + _SILENT_S
-            # That a mount without an engine hears nothing says nothing of the others.
-            missing = self.rollcall.has_engine() or rank in self.rollcall.neighbours()
-            self._queues_of(group).give_up(rank, missing=missing)
-        replies.append(Reply.EMPTY if answer is None else answer.reply)
 
     def _take_back(self, group: int) -> bool:
         """At the end of a pass: what threads have looked up and not opened is part of it still."""
@@ -372,51 +286,10 @@ class Shuffle:
         if self.rollcall.holds(number):
             await self.rollcall.released()
             return True
-        if not self._planned(number):
-            await self._make_plan(number)
+        if not self._plans.has(number):
+            await self._plans.make(number)
             return True
-        return await self._compute(group)
-
-    async def _compute(self, group: int) -> bool:
-        """Have a large queue ready before it is needed in the trio thread; whether that took a while."""
-        number = self._queues[group].current
-        if (group, number) in self._computed or self.plan.group_size(group) <= _INLINE_SAMPLES:
-            return False
-        out = self.rollcall.losses.out_in(number)
-        order = await trio.to_thread.run_sync(self._plans[out].queue, self._rank, group, number)
-        if out == self.rollcall.losses.out_in(number):
-            self._computed = {key: value for key, value in self._computed.items() if key[0] != group}
-            self._computed[group, number] = order
-        return True
-
-    async def plan_for_others(self) -> None:
-        """Have ready what only others ask for, if nobody reads here; runs until cancelled."""
-        while True:
-            await self._want.wait()
-            self._want = trio.Event()
-            if not self._planned(self._wanted):
-                await self._make_plan(self._wanted)
-
-    def _planned(self, number: int) -> bool:
-        """Whether the plan of a pass is at hand; a small one is made at once."""
-        out = self.rollcall.losses.out_in(number)
-        if out not in self._plans and len(self.plan.membership.group) <= _INLINE_SAMPLES:
-            self._keep_plan(out, self._plan_without(out))
-        return out in self._plans
-
-    async def _make_plan(self, number: int) -> None:
-        """Plan over the ranks that are left in a pass: some seconds for many millions of samples."""
-        out = self.rollcall.losses.out_in(number)
-        self._keep_plan(out, await trio.to_thread.run_sync(self._plan_without, out))
-
-    def _plan_without(self, out: frozenset[int]) -> Plan:
-        return self.plan.of(without(self.plan.membership, out))
-
-    def _keep_plan(self, out: frozenset[int], plan: Plan) -> None:
-        self._plans[out] = plan
-        # The first is never dropped: what is asked of the whole dataset is asked of it.
-        for old in list(self._plans)[1:-_PLANS]:
-            del self._plans[old]
+        return await self._plans.compute(group, number)
 
     def _begun(self) -> int:
         """The latest pass that this mount has begun in any group."""
@@ -424,14 +297,14 @@ class Shuffle:
 
     def _lost(self, number: int) -> None:
         """From pass `number` on others take part than was thought."""
-        self._computed.clear()
+        self._plans.forget_queues()
         self.on_losses()
         late = sum(queues.give_away(number) for queues in self._queues.values())
         if late:
             self._ahead.restart()
             log.warning("pass %d was begun with ranks that are out: %d samples are left to the others", number, late)
         if self._rank in self.rollcall.losses:
-            self._silent_until.clear()
+            self._stealing.ask_all_anew()
             for queues in self._queues.values():
                 queues.ask_anew()
         self._change()
@@ -439,18 +312,11 @@ class Shuffle:
     def _queues_of(self, group: int) -> GroupQueues:
         queues = self._queues.get(group)
         if queues is None:
-            queues = GroupQueues(group, self._rank, self._n_ranks, lambda number: self._load(group, number))
+            queues = GroupQueues(group, self._rank, self._n_ranks, lambda number: self._plans.queue(group, number))
             if self._base:
                 queues.begin(self._base)  # a pass that was begun by command, before this group was used
             self._queues[group] = queues
         return queues
-
-    def _load(self, group: int, number: int) -> npt.NDArray[np.uint32]:
-        order = self._computed.get((group, number))
-        if order is not None:
-            return order
-        out = self.rollcall.losses.out_in(number)
-        return (self._plans.get(out) or self._plan_without(out)).queue(self._rank, group, number)
 
     def _change(self) -> None:
         """Wake who waits for the end of a pass; nearly always nobody does."""

@@ -29,12 +29,6 @@ RESIDENT, NOTHING_RESIDENT = "cache=64M", "cache=0"
 caches = pytest.mark.parametrize("cache", [RESIDENT, NOTHING_RESIDENT], ids=["resident", "nothing resident"])
 
 
-def caches_but(reason: str) -> pytest.MarkDecorator:
-    """Both, of which the mount's own reads of the source are not so far yet."""
-    behind = pytest.param(NOTHING_RESIDENT, marks=pytest.mark.xfail(strict=True, reason=reason))
-    return pytest.mark.parametrize("cache", [RESIDENT, behind], ids=["resident", "nothing resident"])
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A dataset of nine files, 1.8 MB; what is to be ill is in the middle of a batch of the loader."""
@@ -83,7 +77,7 @@ def check_well(mount: Mount, folder: Path) -> None:
         assert read_fresh(mount.point / name) == (folder / name).read_bytes()
 
 
-@caches_but("the mount tries no read of the source again")
+@caches
 @pytest.mark.parametrize("kind", [OPEN, READ])
 def test_an_error_that_passes_is_seen_by_nobody(
     view: Callable[..., Mount], source: FaultySource, folder: Path, journal: Journal, cache: str, kind: str
@@ -165,7 +159,7 @@ def test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of(
     assert mount.control("health") == "ok\n"
 
 
-@caches_but("all threads that the mount has for the source can hang in one file")
+@caches
 def test_many_reads_of_a_file_that_hangs_keep_no_other_file_from_being_read(
     view: Callable[..., Mount], source: FaultySource, folder: Path, journal: Journal, cache: str
 ) -> None:
@@ -207,7 +201,7 @@ def test_a_mount_whose_source_hangs_can_be_left(
     wait_until(lambda: not any(map(is_running, mount.processes)), "all processes have ended", 15)
 
 
-@caches_but("the mount waits for its files of the source to be closed")
+@caches
 def test_no_process_is_left_of_a_mount_though_its_source_still_hangs(
     view: Callable[..., Mount], source: FaultySource, folder: Path, journal: Journal, cache: str
 ) -> None:

@@ -23,7 +23,8 @@ from trio._core import _run
 from deepiofs.dataset.samples import find_samples, group_samples
 from deepiofs.fs.prefetch import Prefetcher, Queues
 from deepiofs.fs.rollcall import RollCall
-from deepiofs.fs.shuffle import Bound, Roster, Shuffle
+from deepiofs.fs.roster import Roster
+from deepiofs.fs.shuffle import Bound, Shuffle
 from deepiofs.memory.placement import deal_samples
 from deepiofs.order.entropy import least_exchange
 from deepiofs.order.plan import Membership, Plan
@@ -337,7 +338,8 @@ async def test_a_draw_comes_before_its_turn_by_less_than_the_window_and_without_
     assert 0 < max(early) < job.mounts[0]._ahead.window
     assert planned.mounts[0].stalls == 0
     assert [sample for _, sample in planned.order(0)] == [
-        planned.manifest.path(planned.mounts[0]._rows[sample]) for sample in planned.mounts[0].plan.queue(0, 0, 0)
+        planned.manifest.path(planned.mounts[0]._roster.row(sample, 0))
+        for sample in planned.mounts[0].plan.queue(0, 0, 0)
     ]
 
 
