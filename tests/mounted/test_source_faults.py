@@ -150,13 +150,16 @@ def test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of(
     wait_until(lambda: mount.stats()["resident_bytes"] == 8 * 200_000, "all but the ill file are loaded")
     check_well(mount, folder)
     assert mount.stats()["served"]["source"] == 0
-    wait_until(lambda: "1 reads of the source hang" in mount.control("health"), "health tells of it")
-    assert re.search(r"1 reads of the source\s+hang", HERE.output(DEEPIOFS, "status", str(mount.point)))
-    assert mount.stats()["source_hangs"] == 1
+    # The loader's one, and those of the reader, which the kernel may have sent twice.
+    wait_until(lambda: mount.stats()["source_hangs"] >= 2, "loader and reader hang")
+    hangs = mount.stats()["source_hangs"]
+    assert hangs <= 3
+    assert f"{hangs} reads of the source hang" in mount.control("health")
+    assert re.search(rf"{hangs} reads of the source\s+hang", HERE.output(DEEPIOFS, "status", str(mount.point)))
     source.heal()
     mount.wait("warm")
     assert read_fresh(mount.point / ILL) == (folder / ILL).read_bytes()
-    assert mount.control("health") == "ok\n"
+    wait_until(lambda: mount.control("health") == "ok\n", "nothing hangs any more")
 
 
 @caches
@@ -220,9 +223,23 @@ def test_no_process_is_left_of_a_mount_though_its_source_still_hangs(
 
 # --- A plain folder that changes while it is mounted -----------------------------------------------------------------
 
+# The kernel asks for so much in one request: it is read from the source each time, and never staged.
+UNSTAGED_BYTES = 120_000
+
+
+@pytest.fixture
+def unstaged(tmp_path: Path) -> Path:
+    """A dataset of nine files that are not staged."""
+    generator = random.Random(4)
+    folder = tmp_path / "unstaged"
+    folder.mkdir()
+    for name in (*WELL, ILL):
+        (folder / name).write_bytes(generator.randbytes(UNSTAGED_BYTES))
+    return folder
+
 
 def truncate(path: Path) -> None:
-    os.truncate(path, 150_000)
+    os.truncate(path, 100_000)
 
 
 def grow(path: Path) -> None:
@@ -231,13 +248,13 @@ def grow(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """In place, with other bytes of the same number."""
+    """In place, with other bytes of the same number or fewer."""
     with path.open("r+b") as file:
-        file.write(bytes(200_000))
+        file.write(bytes(UNSTAGED_BYTES))
 
 
 def replace(path: Path) -> None:
-    path.with_suffix(".new").write_bytes(bytes(200_000))
+    path.with_suffix(".new").write_bytes(bytes(UNSTAGED_BYTES))
     path.with_suffix(".new").rename(path)
 
 
@@ -246,41 +263,41 @@ CHANGES = pytest.mark.parametrize("change", [truncate, grow, overwrite], ids=lam
 
 @CHANGES
 def test_a_file_that_changes_while_it_is_open_is_an_error_and_no_mixture(
-    mount: MountFactory, folder: Path, journal: Journal, change: Callable[[Path], None]
+    mount: MountFactory, unstaged: Path, journal: Journal, change: Callable[[Path], None]
 ) -> None:
     journal.expect(f"{ILL}: changed in the source")
-    made = mount(folder, NOTHING_RESIDENT)
-    was = (folder / ILL).read_bytes()
+    made = mount(unstaged, NOTHING_RESIDENT)
+    was = (unstaged / ILL).read_bytes()
     file = os.open(made.point / ILL, os.O_RDONLY | os.O_DIRECT)
     try:
         assert os.pread(file, 1000, 0) == was[:1000]
-        change(folder / ILL)
-        for at in (0, 1000, 160_000):
+        change(unstaged / ILL)
+        for at in (0, 1000, 90_000):
             assert failure(lambda at=at: os.pread(file, 1000, at))[0] == errno.EIO
     finally:
         os.close(file)
     assert failure(lambda: read_fresh(made.point / ILL))[0] == errno.EIO
-    check_well(made, folder)
+    check_well(made, unstaged)
 
 
 @pytest.mark.parametrize(
     ("change", "number"), [(replace, errno.EIO), (Path.unlink, errno.ENOENT)], ids=["replaced", "removed"]
 )
 def test_a_file_that_is_no_longer_there_keeps_its_bytes_for_who_has_it_open(
-    mount: MountFactory, folder: Path, journal: Journal, change: Callable[[Path], None], number: int
+    mount: MountFactory, unstaged: Path, journal: Journal, change: Callable[[Path], None], number: int
 ) -> None:
     journal.expect(ILL)
-    made = mount(folder, NOTHING_RESIDENT)
-    was = (folder / ILL).read_bytes()
+    made = mount(unstaged, NOTHING_RESIDENT)
+    was = (unstaged / ILL).read_bytes()
     file = os.open(made.point / ILL, os.O_RDONLY | os.O_DIRECT)
     try:
         assert os.pread(file, 1000, 0) == was[:1000]
-        change(folder / ILL)
+        change(unstaged / ILL)
         assert os.pread(file, 1 << 20, 1000) == was[1000:]
     finally:
         os.close(file)
     assert failure(lambda: read_fresh(made.point / ILL))[0] == number
-    check_well(made, folder)
+    check_well(made, unstaged)
 
 
 @pytest.mark.parametrize(
@@ -296,23 +313,39 @@ def test_what_is_resident_is_served_whatever_becomes_of_the_source(
     assert made.stats()["errors"] == {}
 
 
-def test_a_file_that_is_written_to_all_the_time_never_gives_a_mixture(
-    mount: MountFactory, folder: Path, journal: Journal
+@CHANGES
+def test_what_was_staged_keeps_the_bytes_of_that_time(
+    mount: MountFactory, folder: Path, change: Callable[[Path], None]
 ) -> None:
-    journal.expect(f"{ILL}: changed in the source")
     made = mount(folder, NOTHING_RESIDENT)
     was = (folder / ILL).read_bytes()
-    other = bytes(200_000)
+    file = os.open(made.point / ILL, os.O_RDONLY | os.O_DIRECT)
+    try:
+        assert os.pread(file, 1000, 0) == was[:1000]
+        change(folder / ILL)
+        assert os.pread(file, 1 << 20, 1000) == was[1000:]
+    finally:
+        os.close(file)
+    assert made.stats()["errors"] == {}
+
+
+def test_a_file_that_is_written_to_all_the_time_never_gives_a_mixture(
+    mount: MountFactory, unstaged: Path, journal: Journal
+) -> None:
+    journal.expect(f"{ILL}: changed in the source")
+    made = mount(unstaged, NOTHING_RESIDENT)
+    was = (unstaged / ILL).read_bytes()
+    other = bytes(UNSTAGED_BYTES)
     over = threading.Event()
 
     def write() -> None:
         while not over.is_set():
-            with (folder / ILL).open("r+b") as file:
+            with (unstaged / ILL).open("r+b") as file:
                 file.write(other)
 
     def outcome() -> bytes | int:
         try:
-            return os.pread(file, 200_000, 0)
+            return os.pread(file, UNSTAGED_BYTES, 0)
         except OSError as error:
             return error.errno or 0
 
