@@ -31,6 +31,10 @@ from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.report import Identity, Report
 from deepiofs.fs.shuffle import Roster, Shuffle
+from deepiofs.fs.streams.ahead import Ahead
+from deepiofs.fs.streams.formats import formats_of
+from deepiofs.fs.streams.orders import Orders
+from deepiofs.fs.streams.tree import Streams
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
 from deepiofs.fuse.session import Session, check_fuse, fuse_options
@@ -90,6 +94,7 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                     session.allow_background(here.device_minor, request.settings.max_background)
                     nursery.start_soon(_cancel_when_unmounted, here, filesystem, nursery.cancel_scope)
                 nursery.start_soon(ahead.run)
+                nursery.start_soon(filesystem.streams.ahead.run)
                 live(mountpoint)
                 await session.serve()
             nursery.cancel_scope.cancel()
@@ -134,7 +139,8 @@ def _filesystem(
         timeout_s=settings.timeout, verify=settings.verify, staging_bytes=shared.filled_in["staging_bytes"],
     )  # fmt: skip
     identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
-    report = Report(identity, link, counts, reader.source_reads, shuffle)
+    streams = _streams(settings, link, tree, reader, shuffle, shared)
+    report = Report(identity, link, counts, reader.source_reads, streams, shuffle)
     order_log = None
     if settings.order_log:
         order_log = OrderLog(settings.order_log.replace("%r", str(hello.rank)))
@@ -156,7 +162,20 @@ def _filesystem(
     )
     statistics = Statistics(-(-report.bytes // BLOCK_BYTES), BLOCK_BYTES, link.manifest.n_rows)
     control = ControlTree(files, link.manifest.mode_of[0])
-    return FileSystem(tree, control, reader, counts, statistics, shuffle, order_log)
+    return FileSystem(tree, control, reader, counts, statistics, streams, shuffle, order_log)
+
+
+def _streams(
+    settings: Settings, link: EngineLink, tree: Tree, reader: Reader, shuffle: Shuffle | None, shared: Shared
+) -> Streams:
+    """Shards of a pass; of what they hold nothing is computed yet."""
+    ahead = Ahead(link, shared.filled_in["staging_bytes"], settings.prefetch)
+    other = link.requests.give_up_claim
+    link.requests.give_up_claim = lambda: ahead.give_up_newest() or other()
+    return Streams(
+        tree, formats_of(tree), lambda: Orders(link.manifest, link.layout, settings, link.rank), reader, ahead,
+        current=lambda: shuffle.number if shuffle else 0,
+    )  # fmt: skip
 
 
 def _prefetcher(settings: Settings, link: EngineLink, shared: Shared) -> Prefetcher:
@@ -177,9 +196,11 @@ def _shuffle(settings: Settings, hello: Hello, link: EngineLink, ahead: Prefetch
         return None
     columns = link.layout
     membership = Membership(columns["group"], columns["owner"], columns["node"])
+    batch = settings.batch if settings.shuffle == "all" else 0
+    plan = Plan(membership, settings.seed, settings.entropy, batch)
     roster = Roster(columns["of_row"], columns["sample_first"], columns["sample_rows"], columns["group"])
     shuffle = Shuffle(
-        link.manifest, roster, Plan(membership, settings.seed, settings.entropy), ahead,
+        link.manifest, roster, plan, ahead,
         rank=hello.rank, n_ranks=hello.size, seed=settings.seed,
         ask=lambda rank, group, number: link.ask(rank, group, number, settings.timeout),
     )  # fmt: skip

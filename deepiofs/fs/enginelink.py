@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
@@ -74,6 +77,11 @@ class EngineLink:
     def is_near(self, unit: int) -> bool:
         """Whether a unit is to be held by this node."""
         return self._home[unit] in self._stores
+
+    def are_near(self, units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which units are to be held by this node; bool, as `units`."""
+        near: npt.NDArray[np.bool_] = np.isin(self.layout["home"][units], list(self._stores))
+        return near
 
     def reachable(self, unit: int) -> bool:
         """Whether a fetch would ask a peer."""
