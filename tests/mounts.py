@@ -194,9 +194,11 @@ def mpi_mounted(
     lab: Lab | None = None,
     until: str = "warm",
     environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[MpiMount]:
     """A mount of several ranks at `folder`/mnt0 and so on; at the end unmounted, and the launcher has ended.
 
+    `prefix` is what the launcher is started with, such as that of a `SlowSource`.
     Its exit status is not looked at: a test that kills ranks has its own opinion on that.
     """
     points = [folder / f"mnt{rank}" for rank in range(ranks)]
@@ -207,7 +209,7 @@ def mpi_mounted(
     output = folder / "launcher-output"
     with output.open("w") as sink:
         process = subprocess.Popen(
-            launcher.command(ranks, line, lab),
+            [*prefix, *launcher.command(ranks, line, lab)],
             env={**launcher.environment(lab), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=sink,

@@ -20,6 +20,12 @@ DEADLINE_S = 15.0
 TRANSFER_BYTES = 8 << 20
 
 needs_lab = pytest.mark.lab
+
+
+def needs_delay(test: Callable[..., None]) -> Callable[..., None]:
+    return needs_lab(pytest.mark.skipif(not Lab.delays(), reason="/dev/net/tun cannot be opened")(test))
+
+
 each_launcher = pytest.mark.parametrize("launcher", installed_launchers(), ids=str)
 
 GET = """
@@ -139,6 +145,44 @@ def test_shaping_slows_down_what_a_host_sends(lab: Lab) -> None:
     assert seconds_to_send(lab, 500_000) < 0.3
 
 
+@needs_delay
+@pytest.mark.parametrize("seconds", [0.01, 0.03])
+def test_a_delay_is_added_to_the_round_trip_and_taken_away_again(lab: Lab, seconds: float) -> None:
+    plain = round_trip_s(lab)
+    with delayed(lab, "node1", seconds):
+        assert 2 * seconds <= round_trip_s(lab) < plain + 2 * seconds + 0.01
+    assert round_trip_s(lab) < 2 * seconds
+    assert links_on_head(lab) == {"lo", "br0", *Lab.hosts}
+
+
+@needs_delay
+def test_a_connection_lives_on_and_its_bytes_are_right_while_the_delay_comes_changes_and_goes(lab: Lab) -> None:
+    data = "random.Random(1).randbytes(32 << 20)"
+    send = (
+        f"data = {data}\nfor i in range(0, len(data), 1 << 17): c.sendall(data[i : i + (1 << 17)]); time.sleep(0.005)"
+    )
+    receiver, sender = connected(lab, f"c.settimeout(10); print(c.makefile('rb').read() == {data})", send)
+    changes = 0
+    while sender.poll() is None:
+        with delayed(lab, "node1", 0.003):
+            lab.delay("node1", 0.001)
+        changes += 1
+    assert last_word(sender, receiver) == "True"
+    assert changes > 1
+
+
+@needs_delay
+def test_a_delayed_cable_can_be_pulled_and_put_back(lab: Lab) -> None:
+    with delayed(lab, "node2", 0.001):
+        wait_until(lambda: reaches(lab, "node1", "node2"))
+        lab.link("node2", up=False)
+        try:
+            assert not reaches(lab, "node1", "node2")
+        finally:
+            lab.link("node2", up=True)
+        wait_until(lambda: reaches(lab, "node1", "node2"))
+
+
 @needs_lab
 @pytest.mark.mpi
 @each_launcher
@@ -176,6 +220,8 @@ def test_nothing_is_left_of_a_closed_lab() -> None:
     links = machine("ip", "-o", "link").splitlines()
     skip_without_lab()
     with Lab() as hosts:
+        if Lab.delays():
+            hosts.delay("node1", 0.001)
         programs = [hosts.run(host, ["sleep", "100"]) for host in (*Lab.hosts, "head")]
         orphans = hosts.run("node1", ["sh", "-c", "sleep 100 & sleep 100 &"])
         orphans.wait(DEADLINE_S)
@@ -258,21 +304,51 @@ def reaches(lab: Lab, here: str, there: str) -> bool:
 
 
 def seconds_to_send(lab: Lab, size: int) -> float:
-    receive = (
-        "import socket; s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); c, _ = s.accept()\n"
-        "while c.recv(1 << 16): pass"
+    receive = "while c.recv(1 << 16): pass"
+    send = f"c.sendall(bytes({size})); c.shutdown(socket.SHUT_WR); c.recv(1); print(time.monotonic() - start)"
+    return float(last_word(*connected(lab, receive, send)))
+
+
+def round_trip_s(lab: Lab) -> float:
+    """The shortest of several: others use the machine, too."""
+    answer = "while c.send(c.recv(1)): pass"
+    ask = "for _ in range(30): start = time.monotonic(); c.send(b'?'); c.recv(1); print(time.monotonic() - start)"
+    _, asking = connected(lab, answer, ask)
+    said, _ = asking.communicate(timeout=DEADLINE_S)
+    return min(map(float, said.split()))
+
+
+def connected(lab: Lab, there: str, here: str) -> tuple[subprocess.Popen[str], subprocess.Popen[str]]:
+    """Programs on node2 and on node1 that hold the two ends `c` of a connection."""
+    accept = "s = socket.create_server(('', 0)); print(s.getsockname()[1], flush=True); c, _ = s.accept()"
+    connect = "start = time.monotonic(); c = socket.create_connection((sys.argv[1], int(sys.argv[2])))"
+    programs = (
+        f"import random, socket, sys, time\n{begin}\n{then}" for begin, then in ((accept, there), (connect, here))
     )
-    send = (
-        "import socket, sys; s = socket.create_connection((sys.argv[1], int(sys.argv[2])));"
-        "s.sendall(bytes(int(sys.argv[3])))"
-    )
-    receiver = lab.run("node2", [sys.executable, "-c", receive], stdout=subprocess.PIPE, text=True)
-    assert receiver.stdout is not None
-    port = receiver.stdout.readline().strip()
-    start = time.monotonic()
-    output(lab, "node1", sys.executable, "-c", send, ADDRESSES["node2"], port, str(size))
-    receiver.communicate(timeout=DEADLINE_S)
-    return time.monotonic() - start
+    server = lab.run("node2", [sys.executable, "-c", next(programs)], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    at = [ADDRESSES["node2"], server.stdout.readline().strip()]
+    return server, lab.run("node1", [sys.executable, "-c", next(programs), *at], stdout=subprocess.PIPE, text=True)
+
+
+def last_word(*programs: subprocess.Popen[str]) -> str:
+    """What the last one prints last; all succeed."""
+    said = [program.communicate(timeout=DEADLINE_S)[0] for program in programs]
+    assert [program.returncode for program in programs] == [0] * len(programs)
+    return said[-1].split()[-1]
+
+
+@contextmanager
+def delayed(lab: Lab, host: str, seconds: float) -> Iterator[None]:
+    lab.delay(host, seconds)
+    try:
+        yield
+    finally:
+        lab.undelay(host)
+
+
+def links_on_head(lab: Lab) -> set[str]:
+    return {name(line).partition("@")[0] for line in output(lab, "head", "ip", "-o", "link").splitlines()}
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

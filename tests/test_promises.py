@@ -19,6 +19,7 @@ _READS = "tests/mounted/test_reads.py::"
 _RO = "tests/mounted/test_readonly.py::"
 _CONTROL = "tests/mounted/test_control.py::"
 _LIFE = "tests/mounted/test_lifecycle.py::"
+_SOURCE = "tests/mounted/test_source_faults.py::"
 _USERS = "tests/mounted/test_users.py::"
 _BAD = "tests/mounted/test_bad_input.py::"
 _BUDGET = "tests/mounted/test_budget.py::"
@@ -28,6 +29,7 @@ _FAULTS = "tests/ranks/test_faults.py::"
 _HOSTS = "tests/ranks/test_two_hosts.py::"
 _BINDINGS = "tests/shuffled/test_bindings.py::"
 _ONCE = "tests/shuffled/test_exactly_once.py::"
+_LOSSES = "tests/shuffled/test_losses.py::"
 _BINDER = "tests/order/test_binder.py::"
 _QUEUES = "tests/order/test_queues.py::"
 _PLAN = "tests/order/test_plan.py::"
@@ -35,6 +37,10 @@ _ENTROPY = "tests/order/test_entropy.py::"
 _PAIRS = "tests/order/test_pairs.py::"
 _SAMPLES = "tests/order/test_samples.py::"
 _SIMULATED = "tests/order/test_shuffle_simulation.py::"
+_LOST = "tests/order/test_loss_simulation.py::"
+_MEMBERS = "tests/order/test_members.py::"
+_ROLLCALL = "tests/unit/test_rollcall.py::"
+_DOOR = "tests/unit/test_door.py::"
 _SCAN = "tests/unit/test_scan.py::"
 _READER = "tests/unit/test_reader.py::"
 _FETCHER = "tests/unit/test_fetcher.py::"
@@ -302,8 +308,44 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _BINDINGS + "test_members_read_in_turn_are_of_one_sample",
         _ONCE + "test_torch_on_several_ranks_sees_each_sample_once_per_pass",
     ),
-    "S-NAME-24": _PROMISED + "test_what_a_mount_that_left_has_not_drawn_is_missing_and_nothing_is_repeated",
-    "S-NAME-25": _PROMISED + "test_without_its_engine_a_mount_draws_its_own_queues_pass_after_pass",
+    "S-NAME-24": (
+        _PROMISED + "test_what_a_mount_that_left_has_not_drawn_is_missing_once_and_nothing_is_repeated",
+        _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
+        _LOSSES + "test_after_a_mount_has_left_in_the_middle_of_a_pass_the_next_is_whole",
+        _LOSSES + "test_on_two_hosts_passes_are_whole_after_a_rank_was_killed",
+        _LOST + "test_whoever_is_killed_or_leaves_when_nothing_is_repeated_and_later_passes_are_whole",
+        _MEMBERS + "test_queues_of_who_is_left_hold_each_sample_once",
+        _MEMBERS + "test_an_even_deal_stays_even_in_each_group_and_over_all",
+    ),
+    "S-NAME-25": (
+        _PROMISED + "test_without_its_engine_a_mount_draws_its_own_queues_pass_after_pass",
+        _LOSSES + "test_a_mount_without_its_engine_keeps_its_share_also_when_another_is_killed",
+        _LOST + "test_a_mount_without_an_engine_keeps_its_share_and_learns_of_losses",
+        _LOST + "test_if_all_engines_are_lost_a_killed_mount_is_found_out_all_the_same",
+    ),
+    "S-NAME-26": (
+        _LOST + "test_a_mount_that_is_stopped_for_long_is_not_out_and_goes_on_with_its_share",
+        _ROLLCALL + "test_who_lives_is_not_out_whatever_its_engine_does",
+        _ROLLCALL + "test_a_process_that_is_stopped_is_not_out",
+        _ROLLCALL + "test_nothing_is_decided_while_one_that_lives_has_not_said_how_far_it_is",
+        _ROLLCALL + "test_a_judgement_ends_in_time_though_all_are_stopped",
+        _DOOR + "test_a_process_that_is_stuck_takes_the_call_and_is_known_to_live",
+        _DOOR + "test_a_process_that_is_gone_refuses",
+    ),
+    "S-NAME-27": (
+        _ROLLCALL + "test_all_that_are_left_agree_whoever_is_lost_when",
+        _ROLLCALL + "test_a_process_that_is_gone_is_out_from_the_first_pass_that_nobody_has_begun",
+        _ROLLCALL + "test_of_a_job_cut_in_two_the_larger_part_goes_on_alone_and_the_other_learns_it_later",
+        _ROLLCALL + "test_of_two_halves_that_of_the_lowest_rank_goes_on",
+        _ROLLCALL + "test_a_refusal_by_a_host_that_was_never_reached_proves_nothing",
+    ),
+    "S-NAME-28": (
+        _LOSSES + "test_a_host_that_was_cut_off_serves_nothing_of_its_own_once_it_is_back",
+        _LOST + "test_a_mount_that_was_cut_off_and_comes_back_repeats_nothing_from_then_on",
+        _LOST + "test_who_asks_while_it_is_out_is_told",
+        _LOST + "test_a_mount_that_is_out_and_that_nobody_answers_fails_to_open",
+    ),
+    "S-NAME-29": _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
     "S-CTL-1": (
         _CONTROL + "test_control_files_are_reachable_but_not_listed",
         _PROMISED + "test_a_control_directory_of_the_source_is_hidden_but_below_exact",
@@ -332,6 +374,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PROMISED + "test_config_has_all_options_and_what_sizes_came_to",
     ),
     "S-CTL-8": (
+        _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
         _CONTROL + "test_version_and_health",
         _LIFE + "test_the_mount_goes_on_without_its_engine",
         _HOSTS + "test_a_flipped_byte_in_a_peers_memory_is_counted_and_never_delivered",
@@ -392,10 +435,13 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     ),
     "S-FAIL-6": (
         _READER + "test_a_source_that_hangs_ends_in_time_with_an_error",
+        _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
         _READER + "test_a_late_engine_costs_one_wait_and_then_none",
     ),
     "S-FAIL-7": (
         _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
+        _SOURCE + "test_a_file_that_changes_while_it_is_open_is_an_error_and_no_mixture",
+        _SOURCE + "test_what_is_resident_is_served_whatever_becomes_of_the_source",
         _READER + "test_a_file_that_changed_is_an_error_and_not_other_bytes",
         _READER + "test_resident_bytes_are_served_whatever_became_of_the_source",
     ),
@@ -403,6 +449,9 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _USERS + "test_a_file_that_may_not_be_read_is_an_error_of_that_file_alone",
         _PROMISED + "test_health_tells_of_files_that_could_not_be_loaded",
         _READER + "test_an_error_of_the_source_keeps_its_number",
+        _SOURCE + "test_an_error_that_passes_is_seen_by_nobody",
+        _SOURCE + "test_an_error_that_lasts_is_that_of_the_source_for_that_file_alone",
+        _SOURCE + "test_a_file_that_hangs_keeps_nothing_else_from_memory_and_is_told_of",
     ),
     "S-FAIL-9": (
         _LIFE + "test_a_file_that_changed_is_an_error_and_not_a_mixture",
@@ -479,6 +528,8 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-MOUNT-8": (
         _FAULTS + "test_after_one_mount_left_the_other_still_gets_its_half_from_the_lingering_engine",
         _FAULTS + "test_an_engine_whose_peer_never_leaves_ends_by_itself_within_linger",
+        _LOSSES + "test_after_a_rank_was_killed_in_the_middle_of_a_pass_the_next_is_whole",
+        "tests/unit/test_farewell.py::test_with_a_loss_a_rank_lingers_until_all_others_have_left",
     ),
     "S-MOUNT-9": (
         _LIFE + "test_umount_waits_for_the_processes",

@@ -67,9 +67,9 @@ class EngineProcess:
         assert isinstance(hello, Hello)
         return hello
 
-    async def verdict(self, code: int, text: str) -> None:
-        """Say whether this rank can mount."""
-        await self._tell(Verdict(code, text))
+    async def verdict(self, code: int, text: str, port: int = 0) -> None:
+        """Say whether this rank can mount, and where its door is."""
+        await self._tell(Verdict(code, port, text))
 
     async def shared(self) -> Shared:
         """Wait for the segments: until the source is scanned, however long that takes."""

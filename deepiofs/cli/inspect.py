@@ -92,6 +92,7 @@ def _table(mountpoint: str, stats: dict[str, Any], health: str) -> Table:
         "from": ", ".join(shares) or "nothing yet",
         "read from source": _mb(stats["source_bytes"]),
         "fetch": f"p50 {stats['fetch_ms']['p50']} ms, p99 {stats['fetch_ms']['p99']} ms",
+        "ahead": f"{_mb(stats['staged_bytes'])} staged, {stats['stalls']} draws waited, {stats['stall_ms']} ms in all",
         "memory": _mb(stats["rss_bytes"]),
         "errors": ", ".join(f"{name} {count}" for name, count in stats["errors"].items()) or "none",
         "uptime": f"{stats['uptime_s']:.0f} s",

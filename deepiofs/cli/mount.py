@@ -24,12 +24,14 @@ from deepiofs.dataset.sources import open_source
 from deepiofs.errors import DeepiofsError
 from deepiofs.fs.control import ControlFile, ControlTree
 from deepiofs.fs.counts import Counts
+from deepiofs.fs.door import Door, open_door
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.fetch import Reader
 from deepiofs.fs.filesystem import FileSystem, Statistics
 from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.prefetch import Prefetcher
 from deepiofs.fs.report import Identity, Report
+from deepiofs.fs.rollcall import RollCall
 from deepiofs.fs.shuffle import Roster, Shuffle
 from deepiofs.fs.streams.ahead import Ahead
 from deepiofs.fs.streams.formats import formats_of
@@ -75,7 +77,9 @@ async def serve(request: Request, live: Callable[[str], None]) -> None:
 async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str], None]) -> None:
     hello = await engine.begin(request.source, request.options)
     open_journal(request.settings, hello.rank)
-    mountpoint = await _judge(request, engine, hello)
+    # Only the shuffled view of several ranks has something to agree on.
+    door = open_door() if hello.size > 1 and request.settings.shuffle != "off" else None
+    mountpoint = await _judge(request, engine, hello, door)
     shared = await engine.shared()
     counts = Counts()
     link = EngineLink(engine.channel, hello.rank, shared.segments, shared.stores, counts)
@@ -86,7 +90,8 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 await wait_warm(link, show=hello.rank == 0)
             with ExitStack() as stack:
                 ahead = _prefetcher(request.settings, link, shared)
-                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, ahead, counts, stack)
+                shuffle = _shuffle(request.settings, hello, link, ahead, door, nursery)
+                filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, shuffle, stack)
                 session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
                 here = mounted_at(mountpoint)
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
@@ -99,11 +104,13 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 await session.serve()
             nursery.cancel_scope.cancel()
     finally:
+        if door is not None:
+            door.close()  # the others' calls are refused from now on: this mount is gone
         with trio.CancelScope(shield=True):
             await engine.leave(request.settings.linger)
 
 
-async def _judge(request: Request, engine: EngineProcess, hello: Hello) -> str:
+async def _judge(request: Request, engine: EngineProcess, hello: Hello, door: socket.socket | None) -> str:
     """See whether this node can mount, and tell the engine, so that all ranks mount or none does."""
     local = facts(hello.text)
     try:
@@ -114,7 +121,7 @@ async def _judge(request: Request, engine: EngineProcess, hello: Hello) -> str:
         await engine.verdict(error.exit_code, str(error))
         await engine.shared()  # raises the error that the ranks agreed on
         raise
-    await engine.verdict(0, mountpoint)
+    await engine.verdict(0, mountpoint, door.getsockname()[1] if door else 0)
     return mountpoint
 
 
@@ -125,14 +132,13 @@ def _filesystem(
     engine: EngineProcess,
     shared: Shared,
     link: EngineLink,
-    ahead: Prefetcher,
     counts: Counts,
+    shuffle: Shuffle | None,
     stack: ExitStack,
 ) -> FileSystem:
     settings = request.settings
     source = open_source(request.source)
     stack.callback(source.close)
-    shuffle = _shuffle(settings, hello, link, ahead)
     tree = Tree(link.manifest, settings, shuffle.covers if shuffle else lambda row: False)
     reader = Reader(
         link, source, counts,
@@ -190,7 +196,14 @@ def _prefetcher(settings: Settings, link: EngineLink, shared: Shared) -> Prefetc
     return ahead
 
 
-def _shuffle(settings: Settings, hello: Hello, link: EngineLink, ahead: Prefetcher) -> Shuffle | None:
+def _shuffle(
+    settings: Settings,
+    hello: Hello,
+    link: EngineLink,
+    ahead: Prefetcher,
+    listening: socket.socket | None,
+    nursery: trio.Nursery,
+) -> Shuffle | None:
     """The remapping, if the user declared files interchangeable; the plan is computed from shared columns."""
     if settings.shuffle == "off":
         return None
@@ -203,9 +216,27 @@ def _shuffle(settings: Settings, hello: Hello, link: EngineLink, ahead: Prefetch
         link.manifest, roster, plan, ahead,
         rank=hello.rank, n_ranks=hello.size, seed=settings.seed,
         ask=lambda rank, group, number: link.ask(rank, group, number, settings.timeout),
+        rollcall=_rollcall(settings, hello, link, listening, nursery),
     )  # fmt: skip
+    nursery.start_soon(shuffle.plan_for_others)
+    shuffle.on_losses = lambda: nursery.start_soon(link.tell_lost, list(shuffle.rollcall.losses.since))
     link.on_asked, link.on_answer = shuffle.asked, shuffle.stolen
     return shuffle
+
+
+def _rollcall(
+    settings: Settings, hello: Hello, link: EngineLink, listening: socket.socket | None, nursery: trio.Nursery
+) -> RollCall:
+    """How the mounts of several ranks find out who is lost; it answers from now on."""
+    if listening is None:
+        return RollCall(hello.rank, hello.size)
+    door = Door(listening, hello.rank, link.doors, link.secret)
+    rollcall = RollCall(hello.rank, hello.size, door.call, settings.timeout)
+    rollcall.has_engine = lambda: link.running
+    link.on_suspect = lambda rank: nursery.start_soon(rollcall.judge, [rank])
+    nursery.start_soon(door.serve, rollcall.answer)
+    nursery.start_soon(rollcall.run)
+    return rollcall
 
 
 def _begin_pass(shuffle: Shuffle | None, text: str) -> None:

@@ -50,8 +50,8 @@ async def _run(channel: Channel) -> tuple[World | None, bool]:
     try:
         world = enter_world(settings.mpi)
         open_journal(settings, world.rank)
-        await greet(channel, world)
-        rank = prepare(world, orders["source"], settings)
+        doors = await greet(channel, world)
+        rank = prepare(world, orders["source"], settings, doors)
         peers = connect(world, rank)
         await share(channel, world, rank)
     except DeepiofsError as error:

@@ -94,6 +94,7 @@ class Fetcher:
         self._board, self._send = board, send
         self._timeout_s, self._verify = timeout_s, verify
         self.suspects = Suspects()
+        self.on_suspect: Callable[[int], None] = lambda rank: None
         self._new_suspects, self._to_probe = trio.open_memory_channel[int](math.inf)
         self._no_loads_until: dict[int, float] = {}
         self._staged: dict[int, int] = {}
@@ -167,8 +168,7 @@ class Fetcher:
         if span(size) > self._arena.size:
             return None
         at = await self._take(span(size))
-        into = self._staging.view[at + HEADER_BYTES : at + HEADER_BYTES + size]
-        read = self._stager.start(unit, into, fetch.urgent)
+        read = self._stager.start(unit, at, fetch.urgent)
         try:
             await read.done.wait()
         except trio.Cancelled:
@@ -364,6 +364,7 @@ class Fetcher:
         news = self.suspects.failed(home)
         if news:
             self._new_suspects.send_nowait(home)
+            self.on_suspect(home)
             self._count_suspects()
         return news
 

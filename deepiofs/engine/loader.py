@@ -1,9 +1,10 @@
 """Loading this rank's own units from the source: each once, in the source's order, what is asked for first.
 
-Worker threads read straight into the store (no copy in user space) and digest; they touch no MPI.
+Worker threads read straight into the store (no copy in user space) and digest; they touch no MPI. A thread that hangs
+in the source keeps the unit that it is reading and nothing else: its slot and the rest of its batch go on without it.
 
-**Threading.** Everything but `_read_batch` runs in the trio thread. **Invariants.** A unit is taken by one batch,
-once; `_waiting` has only units that are not finished.
+**Threading.** Everything runs in the trio thread but `Batch.read`. **Invariants.** A unit is in `_taken` while one
+batch has it, or `_urgent`, or a pause before it is tried again; `_waiting` has only units that are not finished.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ import collections
 import dataclasses
 import logging
 import os
+from collections.abc import Iterable
 
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Source, SourceFile
+from deepiofs.dataset.sources import Source, retry
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
@@ -28,6 +31,7 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 _BATCH_BYTES = 8 << 20
 _BATCH_UNITS = 64
+_LOOK_AGAIN_S = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +46,16 @@ class Loader:
     """Fills a store."""
 
     def __init__(self, own: Own, units: Units, manifest: Manifest, source: Source, store: Store, board: Board) -> None:
-        self._units, self._manifest, self._source = units, manifest, source
+        self._units, self._manifest = units, manifest
         self._store, self._board = store, board
         self._place = dict(zip(own.unit, own.at, strict=True))
+        self._filling = Filling(units, manifest, source, store, self._place)
+        self._limiter = trio.CapacityLimiter(WORKERS + MOST_LEFT_ALONE)
+        self._left_alone = 0
         self._order = iter(own.unit)
+        self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
+        self._tries: collections.Counter[int] = collections.Counter()
         self._taken: set[int] = set()
         self._urgent: collections.deque[int] = collections.deque()
         self._waiting: dict[int, trio.Event] = {}
@@ -62,7 +71,7 @@ class Loader:
         """Load what is asked for, and all once `load_all` was called, until cancelled."""
         async with trio.open_nursery() as nursery:
             for _ in range(WORKERS):
-                nursery.start_soon(self._work)
+                nursery.start_soon(self._work, nursery)
 
     async def load_all(self) -> None:
         """Return when every own unit is loaded or given up."""
@@ -87,11 +96,11 @@ class Loader:
             await event.wait()
         return self._store.state(at) == LOADED
 
-    async def _work(self) -> None:
+    async def _work(self, nursery: trio.Nursery) -> None:
         while True:
             more = self._more
-            if batch := self._next_batch():
-                await self._load(batch)
+            if units := self._next_batch():
+                await self._load(Batch(units), nursery)
             else:
                 await more.wait()
 
@@ -104,24 +113,79 @@ class Loader:
             return [self._urgent.popleft()]
         batch: list[int] = []
         size = 0
-        for unit in self._order if self._in_order else ():
-            if unit in self._taken:
-                continue
-            self._taken.add(unit)
-            batch.append(unit)
-            size += int(self._units.size[unit])
-            if size >= _BATCH_BYTES or len(batch) >= _BATCH_UNITS:
+        while self._in_order and size < _BATCH_BYTES and len(batch) < _BATCH_UNITS:
+            unit = self._returned.popleft() if self._returned else next(self._order, None)
+            if unit is None:
                 break
+            if unit not in self._taken:
+                self._taken.add(unit)
+                batch.append(unit)
+                size += int(self._units.size[unit])
         return batch
 
-    async def _load(self, batch: list[int]) -> None:
-        await trio.to_thread.run_sync(self._read_batch, batch, abandon_on_cancel=True)
-        for unit in batch:
-            self._count(unit)
-            event = self._waiting.pop(unit, None)
-            if event is not None:
-                event.set()
-        self._unfinished -= len(batch)
+    async def _load(self, batch: Batch, nursery: trio.Nursery) -> None:
+        """Return when the slot is free: the batch is read, or its thread hangs and is left alone."""
+        nursery.start_soon(self._read, batch, nursery)
+        if await batch.over_in_time():
+            return
+        log.warning("%s: the source has not answered for %g s", self._name(batch.reading), HANGS_AFTER_S)
+        batch.hangs = True
+        self._board.add(Counter.SOURCE_HANGS)
+        self._return(batch.take_back())
+        self._settle(batch, nursery)
+        while self._left_alone >= MOST_LEFT_ALONE and not batch.over.is_set():
+            with trio.move_on_after(_LOOK_AGAIN_S):
+                await batch.over.wait()
+        if not batch.over.is_set():
+            batch.left_alone = True
+            self._left_alone += 1
+
+    async def _read(self, batch: Batch, nursery: trio.Nursery) -> None:
+        """The batch's thread, from its start to its end, however long it hangs."""
+        await trio.to_thread.run_sync(batch.read, self._filling, limiter=self._limiter, abandon_on_cancel=True)
+        self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
+        self._left_alone -= batch.left_alone
+        self._settle(batch, nursery)
+        batch.over.set()
+
+    def _settle(self, batch: Batch, nursery: trio.Nursery) -> None:
+        """Take note of what was read, and of what was not."""
+        again: dict[float, list[int]] = {}
+        while batch.outcomes:
+            unit, error = batch.outcomes.popleft()
+            if error is None or not retry.may_pass(error) or self._tries[unit] >= len(retry.PAUSES_S):
+                self._finish(unit, error)
+            else:
+                again.setdefault(retry.PAUSES_S[self._tries[unit]], []).append(unit)
+                self._tries[unit] += 1
+        for pause_s, units in again.items():
+            nursery.start_soon(self._try_again, units, pause_s)
+
+    async def _try_again(self, units: list[int], pause_s: float) -> None:
+        await trio.sleep(pause_s)
+        self._return(units)
+
+    def _return(self, units: Iterable[int]) -> None:
+        """Units that were taken and not finished are to be taken again."""
+        for unit in units:
+            if unit in self._waiting:
+                self._urgent.append(unit)
+            else:
+                self._taken.discard(unit)
+                self._returned.append(unit)
+        self._call_workers()
+
+    def _finish(self, unit: int, error: OSError | DeepiofsError | None) -> None:
+        """A unit is loaded, or given up; wake who waits for it."""
+        if error is not None:
+            log.warning("not loaded: %s: %s", self._name(unit), error)
+            self._store.give_up(self._place[unit])
+        self._tries.pop(unit, None)
+        self._count(unit)
+        event = self._waiting.pop(unit, None)
+        if event is not None:
+            event.set()
+        self._unfinished -= 1
         if not self._unfinished:
             self.finished.set()
 
@@ -134,25 +198,6 @@ class Loader:
         self._board.add(Counter.LOADED_BYTES, size)
         self._board.add(Counter.SOURCE_BYTES, size)
 
-    def _read_batch(self, batch: list[int]) -> None:
-        """Read and publish; extents of one file that come together share its descriptor."""
-        file: SourceFile | None = None
-        opened = -1
-        for unit in batch:
-            row, begin = self._units.place_in_file(unit)
-            at, size = self._place[unit], int(self._units.size[unit])
-            try:
-                if row != opened:
-                    if file:
-                        file.close()
-                    file, opened = None, -1
-                    file, opened = self._source.open(self._manifest, row), row
-                assert file is not None
-                if file.read_into(self._store.data(at, size), begin) != size:
-                    raise OSError("shorter than it was when it was indexed")
-                self._store.publish(at, size)
-            except (OSError, DeepiofsError) as error:
-                log.warning("not loaded: %s: %s", os.fsdecode(self._manifest.path(row)), error)
-                self._store.give_up(at)
-        if file:
-            file.close()
+    def _name(self, unit: int) -> str:
+        """For log lines."""
+        return os.fsdecode(self._manifest.path(self._units.place_in_file(unit)[0]))

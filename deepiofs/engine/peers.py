@@ -23,6 +23,7 @@ class NoteKind(enum.IntEnum):
     LOADED = 2  # the unit is there (value 1), or the source would not give it (value 0)
     STEAL = 3  # is there an entry of this group and pass left
     STOLEN = 4  # the answer: unit is the reply, value what comes with it
+    LEFT = 5  # my mount is gone
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

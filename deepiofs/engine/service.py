@@ -11,6 +11,7 @@ import time
 import numpy as np
 import trio
 
+from deepiofs.engine.farewell import Farewell
 from deepiofs.engine.fetcher import Fetcher, own_units
 from deepiofs.engine.loader import Loader, Own
 from deepiofs.engine.peers import Barrier, Note, NoteKind, Peers
@@ -21,8 +22,8 @@ from deepiofs.engine.stealing import StealRelay
 from deepiofs.engine.world import World
 from deepiofs.errors import EngineLostError
 from deepiofs.memory.board import Counter
-from deepiofs.memory.store import HEADER_BYTES, split
-from deepiofs.memory.wire import Answered, Channel, Fetch, Hurry, Leave, Message, Release, Steal
+from deepiofs.memory.store import HEADER_BYTES, Store, split
+from deepiofs.memory.wire import Answered, Channel, Fetch, Hurry, Leave, Message, Out, Release, Steal, Suspect
 from deepiofs.options import Settings
 
 log = logging.getLogger(__name__)
@@ -44,9 +45,11 @@ class Service:
         own = own_units(rank.placement.home, world.rank)
         places = Own(own, rank.placement.at[own].tolist())
         self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
-        self._stager = Stager(rank.units, rank.manifest, rank.source)
+        staging = Store(rank.segments["staging"])
+        self._stager = Stager(rank.units, rank.manifest, rank.source, staging, rank.board)
         self._pump = Pump(peers)
         self._relay = StealRelay(peers, self._send)
+        self._farewell = Farewell(world.rank, world.size, peers)
         self._fetcher = Fetcher(
             world.rank, rank.units, rank.placement, rank.stores, rank.segments["staging"], rank.budget.staging,
             self._loader, self._stager, peers, rank.board, self._send,
@@ -57,6 +60,7 @@ class Service:
         """Serve until the mount has left and the peers need this memory no more; whether all have left in time."""
         async with trio.open_nursery() as nursery:
             self._peers.on_note = lambda rank, note: self._on_note(rank, note, nursery)
+            self._fetcher.on_suspect = lambda rank: nursery.start_soon(self._send, Suspect(rank))
             if self._world.size > 1:
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._unmap_when_idle)
@@ -86,13 +90,17 @@ class Service:
                     self._relay.ask(steal)
                 case Answered() as answered:
                     self._relay.answer(answered)
+                case Out(rank):
+                    self._farewell.out.add(rank)
                 case Leave():
                     return
 
     def _on_note(self, rank: int, note: Note, nursery: trio.Nursery) -> None:
         if note.kind is NoteKind.WAKE:
             self._pump.wake(urgent=bool(note.value))
-        if note.kind in (NoteKind.STEAL, NoteKind.STOLEN):
+        if note.kind is NoteKind.LEFT:
+            self._farewell.heard(rank)
+        elif note.kind in (NoteKind.STEAL, NoteKind.STOLEN):
             nursery.start_soon(self._relay.on_note, rank, note)
         else:
             self._fetcher.on_note(rank, note, nursery.start_soon)
@@ -145,8 +153,10 @@ class Service:
     async def _linger(self) -> bool:
         """The mount is gone; the peers may still need this memory."""
         barrier = self._peers.enter_leave()
+        self._farewell.leave()
         with trio.move_on_after(self._settings.linger):
-            await _passed(barrier)
+            while not (barrier.passed() or self._farewell.complete()):
+                await trio.sleep(_BARRIER_POLL_S)
         return barrier.passed()
 
     async def _unmap_when_idle(self) -> None:

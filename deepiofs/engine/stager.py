@@ -1,10 +1,11 @@
 """From the source into staging: units that no memory holds, or whose home does not answer.
 
 What a reader waits for comes first; of what is fetched ahead neighbours in the source are read together, up to
-8 MiB. Each unit is read once, straight into its place.
+8 MiB. Each unit is read once, straight into its place. A thread that hangs in the source keeps the unit that it is
+reading and nothing else.
 
-**Threading.** Everything but `_read_batch` runs in the trio thread. A place belongs to its read until `done` is set,
-whoever has lost interest meanwhile.
+**Threading.** Everything runs in the trio thread but `Batch.read`. **Invariants.** A place belongs to its read until
+`done` is set, whoever has lost interest meanwhile; a read is in `_urgent` or `_ahead` until a batch has it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from collections.abc import Callable
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Source, SourceFile
-from deepiofs.errors import DeepiofsError, SourceError
+from deepiofs.dataset.sources import Source
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling
+from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
+from deepiofs.memory.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -28,19 +31,20 @@ _BATCH_BYTES = 8 << 20
 
 
 class SourceRead:
-    """A unit under way: `good` says whether the source gave it."""
+    """A unit under way to its place. `good` says whether the source gave it."""
 
-    __slots__ = ("done", "good", "into", "taken", "unit", "when_done")
+    __slots__ = ("at", "done", "good", "taken", "unit", "when_done")
 
-    def __init__(self, unit: int, into: memoryview) -> None:
-        self.unit, self.into = unit, into
+    def __init__(self, unit: int, at: int) -> None:
+        self.unit, self.at = unit, at
         self.taken = False
         self.good = False
         self.done = trio.Event()
         self.when_done: Callable[[], None] | None = None
 
-    def finish(self) -> None:
+    def finish(self, good: bool) -> None:
         """The place is the asker's again."""
+        self.good = good
         self.done.set()
         if self.when_done:
             self.when_done()
@@ -49,28 +53,25 @@ class SourceRead:
 class Stager:
     """Reads of the source, each into a place of the caller's."""
 
-    def __init__(self, units: Units, manifest: Manifest, source: Source) -> None:
+    def __init__(self, units: Units, manifest: Manifest, source: Source, staging: Store, board: Board) -> None:
         self._units, self._manifest, self._source = units, manifest, source
+        self._staging, self._board = staging, board
         self._urgent: collections.deque[SourceRead] = collections.deque()
         self._ahead: collections.OrderedDict[int, SourceRead] = collections.OrderedDict()
         self._more = trio.Event()
-        self._limiter = trio.CapacityLimiter(_WORKERS)
+        self._limiter = trio.CapacityLimiter(_WORKERS + MOST_LEFT_ALONE)
+        self._left_alone = trio.CapacityLimiter(MOST_LEFT_ALONE)
 
     async def run(self) -> None:
         """Read what is asked for, until cancelled."""
         async with trio.open_nursery() as nursery:
             for _ in range(_WORKERS):
-                nursery.start_soon(self._work)
+                nursery.start_soon(self._work, nursery)
 
-    def start(self, unit: int, into: memoryview, urgent: bool) -> SourceRead:
-        """Have a unit read; its bytes go into `into`."""
-        read = SourceRead(unit, into)
-        if urgent:
-            self._urgent.append(read)
-        else:
-            self._ahead[unit] = read
-        self._more.set()
-        self._more = trio.Event()
+    def start(self, unit: int, at: int, urgent: bool) -> SourceRead:
+        """Have a unit read to its place, header included."""
+        read = SourceRead(unit, at)
+        self._queue(read, urgent)
         return read
 
     def hurry(self, unit: int) -> None:
@@ -85,54 +86,85 @@ class Stager:
         elif read.taken:
             read.when_done = when_done
         else:
-            self._ahead.pop(read.unit, None)
-            if read in self._urgent:
+            if self._ahead.get(read.unit) is read:
+                del self._ahead[read.unit]
+            else:
                 self._urgent.remove(read)
             when_done()
 
-    async def _work(self) -> None:
+    def _queue(self, read: SourceRead, urgent: bool) -> None:
+        read.taken = False
+        if urgent:
+            self._urgent.append(read)
+        else:
+            self._ahead[read.unit] = read
+        self._more.set()
+        self._more = trio.Event()
+
+    async def _work(self, nursery: trio.Nursery) -> None:
         while True:
             more = self._more
-            if batch := self._next_batch():
-                await trio.to_thread.run_sync(self._read_batch, batch, abandon_on_cancel=True, limiter=self._limiter)
-                for read in batch:
-                    read.finish()
+            if reads := self._next():
+                await self._serve(reads, nursery)
             else:
                 await more.wait()
 
-    def _next_batch(self) -> list[SourceRead]:
+    def _next(self) -> list[SourceRead]:
+        """What one batch takes."""
         if self._urgent:
-            batch = [self._urgent.popleft()]
+            reads = [self._urgent.popleft()]
         elif self._ahead:
             unit, first = self._ahead.popitem(last=False)
-            batch, size = [first], len(first.into)
-            while size < _BATCH_BYTES and (neighbour := self._ahead.pop(unit + len(batch), None)):
-                batch.append(neighbour)
-                size += len(neighbour.into)
+            reads, size = [first], int(self._units.size[unit])
+            while size < _BATCH_BYTES and (neighbour := self._ahead.pop(unit + len(reads), None)):
+                reads.append(neighbour)
+                size += int(self._units.size[neighbour.unit])
         else:
             return []
-        for read in batch:
+        for read in reads:
             read.taken = True
-        return batch
+        return reads
 
-    def _read_batch(self, batch: list[SourceRead]) -> None:
-        """In a worker; extents of one file that come together share its descriptor."""
-        file: SourceFile | None = None
-        opened = -1
-        for read in batch:
-            row, begin = self._units.place_in_file(read.unit)
-            try:
-                if row != opened:
-                    if file:
-                        file.close()
-                    file, opened = None, -1
-                    file, opened = self._source.open(self._manifest, row), row
-                assert file is not None
-                if file.read_into(read.into, begin) != len(read.into):
-                    raise SourceError("shorter than it was when it was indexed")
-                read.good = True
-            except (OSError, DeepiofsError) as error:
+    async def _serve(self, reads: list[SourceRead], nursery: trio.Nursery) -> None:
+        """Return when the slot is free: all is read, or the thread hangs and is left alone."""
+        batch = Batch([read.unit for read in reads])
+        under_way = {read.unit: read for read in reads}
+        nursery.start_soon(self._read, batch, under_way)
+        if await batch.over_in_time():
+            return
+        log.warning("%s: the source has not answered for %g s", self._name(batch.reading), HANGS_AFTER_S)
+        batch.hangs = True
+        self._board.add(Counter.SOURCE_HANGS)
+        for unit in batch.take_back():
+            self._queue(under_way.pop(unit), urgent=False)
+        self._settle(batch, under_way)
+        nursery.start_soon(self._leave_alone, batch)
+        # With too many left alone this waits, and the slot with it.
+        async with self._left_alone:
+            return
+
+    async def _leave_alone(self, batch: Batch) -> None:
+        async with self._left_alone:
+            await batch.over.wait()
+
+    async def _read(self, batch: Batch, under_way: dict[int, SourceRead]) -> None:
+        """The batch's thread, from its start to its end, however long it hangs."""
+        # The places are the batch's own: a unit that was given up may be read again, to another place, meanwhile.
+        places = {unit: read.at for unit, read in under_way.items()}
+        filling = Filling(self._units, self._manifest, self._source, self._staging, places)
+        await trio.to_thread.run_sync(batch.read, filling, limiter=self._limiter, abandon_on_cancel=True)
+        self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
+        self._settle(batch, under_way)
+        batch.over.set()
+
+    def _settle(self, batch: Batch, under_way: dict[int, SourceRead]) -> None:
+        while batch.outcomes:
+            unit, error = batch.outcomes.popleft()
+            if error is not None:
                 # The mount asks the source itself then, and its reader gets the errno.
-                log.info("not staged: %s: %s", os.fsdecode(self._manifest.path(row)), error)
-        if file:
-            file.close()
+                log.info("not staged: %s: %s", self._name(unit), error)
+            under_way.pop(unit).finish(error is None)
+
+    def _name(self, unit: int) -> str:
+        """For log lines."""
+        return os.fsdecode(self._manifest.path(self._units.place_in_file(unit)[0]))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from deepiofs.dataset.pairs import refuse_pairs
 from deepiofs.dataset.samples import Samples, find_samples, group_samples
 from deepiofs.dataset.selection import Globs
 from deepiofs.dataset.sources import Selection, Source, open_source
+from deepiofs.engine.addresses import host_addresses
 from deepiofs.engine.indexing import obtain_manifest
 from deepiofs.engine.peers import Peers
 from deepiofs.engine.world import World, agree
@@ -32,6 +34,8 @@ from deepiofs.memory.segments import Segment
 from deepiofs.memory.store import Store, span
 from deepiofs.memory.wire import Channel, Hello, Share, Started, Verdict
 from deepiofs.options import Settings
+
+_SECRET_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +53,15 @@ class Rank:
     budget: Budget
 
 
-async def greet(channel: Channel, world: World) -> None:
+@dataclasses.dataclass(frozen=True)
+class Doors:
+    """How mounts call each other: addresses and port of each rank's, and the job's secret, in hexadecimal digits."""
+
+    places: list[tuple[list[str], int]]
+    secret: str
+
+
+async def greet(channel: Channel, world: World) -> Doors:
     """Tell the mount who it is, hear whether it can mount, and see that no two ranks mean the same place."""
     local = json.dumps({"rank": world.node_ranks.index(world.rank), "size": len(world.node_ranks)})
     await channel.send(Hello(world.rank, world.size, world.node, world.nodes, local))
@@ -62,9 +74,11 @@ async def greet(channel: Channel, world: World) -> None:
     first = places.index(places[world.rank])
     clash = f"ranks {first} and {world.rank} would both mount at {verdict.text}; put %r or %l into the mount point"
     agree(world, None if first == world.rank else MountPointError(clash))
+    doors = world.allgather((host_addresses(), verdict.port))
+    return Doors(doors, world.allgather(os.urandom(_SECRET_BYTES).hex())[0])
 
 
-def prepare(world: World, source_name: str, settings: Settings) -> Rank:
+def prepare(world: World, source_name: str, settings: Settings, doors: Doors) -> Rank:
     """**Collective.** All that comes before serving."""
     with _agreed(world):
         budget = plan_budget(settings, len(world.node_ranks))
@@ -93,7 +107,9 @@ def prepare(world: World, source_name: str, settings: Settings) -> Rank:
         layout |= _roster(samples, group, owner)
     segments = {
         "manifest": manifest_segment,
-        "layout": columns_segment.create("layout", {"samples": len(samples)}, layout),
+        "layout": columns_segment.create(
+            "layout", {"samples": len(samples), "doors": doors.places, "secret": doors.secret}, layout
+        ),
         "staging": Segment.create("staging", budget.staging),
         "store": store,
     }

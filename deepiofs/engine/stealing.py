@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable
 from deepiofs.engine.peers import Note, NoteKind, Peers
 from deepiofs.memory.wire import Answered, Asked, Message, Steal, Stolen
 
-# What is answered for a mount that is gone: its queue went with it.
-_EMPTY = 1
+# What is answered for a mount that is gone: its queue went with it (`order.queues.Reply.LEFT`).
+_LEFT = 4
 
 
 class StealRelay:
@@ -35,6 +35,6 @@ class StealRelay:
         if note.kind is NoteKind.STOLEN:
             await self._send(Stolen(rank, note.group, note.number, note.unit, note.value))
         elif self.mount_is_gone:
-            self._peers.send(rank, Note(NoteKind.STOLEN, _EMPTY, 0, note.group, note.number))
+            self._peers.send(rank, Note(NoteKind.STOLEN, _LEFT, 0, note.group, note.number))
         else:
             await self._send(Asked(rank, note.group, note.number))

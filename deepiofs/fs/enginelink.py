@@ -10,7 +10,7 @@ unit in `_staged` is readable at its place until it is released here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,12 @@ from deepiofs.memory.wire import (
     Channel,
     Message,
     Missed,
+    Out,
     Pressed,
     Ready,
     Steal,
     Stolen,
+    Suspect,
 )
 from deepiofs.order.queues import Answer, Reply
 
@@ -61,12 +63,15 @@ class EngineLink:
         self.resident_units = int((layout["home"] != NOWHERE).sum())
         self.layout = layout
         self.n_samples = int(meta["samples"])
+        self.doors = [(addresses, port) for addresses, port in meta.get("doors", ())]
+        self.secret = bytes.fromhex(meta.get("secret", ""))
         self.board = Board(segments["board"])
         self._staging = segments["staging"]
         self._stores = {owner: Store(segment) for owner, segment in stores.items()}
         self.requests = Requests(self._tell, self._staging.size, counts)
         self._asked: dict[tuple[int, int, int], _Asked] = {}
-        self.on_asked: Callable[[int, int], Answer] = lambda group, number: Answer(Reply.EMPTY)
+        self.on_asked: Callable[[int, int, int], Answer] = lambda rank, group, number: Answer(Reply.EMPTY)
+        self.on_suspect: Callable[[int], None] = lambda rank: None
         self.on_answer: Callable[[int, int, int, Answer], None] = lambda rank, group, number, answer: None
         self.running = True
 
@@ -116,6 +121,12 @@ class EngineLink:
             await asked.done.wait()
         return asked.answer
 
+    async def tell_lost(self, ranks: Iterable[int]) -> None:
+        """Say whom the engine need not wait for when it leaves."""
+        for rank in ranks:
+            if self.running:
+                await self._tell(Out(rank))
+
     def _answered(self, rank: int, group: int, number: int, answer: Answer) -> None:
         self.on_answer(rank, group, number, answer)
         asked = self._asked.pop((rank, group, number), None)
@@ -136,8 +147,10 @@ class EngineLink:
                 case Stolen(rank, group, number, reply, value):
                     self._answered(rank, group, number, Answer(Reply(reply), value))
                 case Asked(rank, group, number):
-                    answer = self.on_asked(group, number)
+                    answer = self.on_asked(rank, group, number)
                     await self._tell(Answered(rank, group, number, answer.reply, answer.value))
+                case Suspect(rank):
+                    self.on_suspect(rank)
         self._lost()
 
     async def _tell(self, message: Message) -> bool:

@@ -20,6 +20,7 @@ from deepiofs.fs.shuffle import Shuffle
 from deepiofs.fs.sourcereads import SourceReads
 from deepiofs.fs.streams.tree import Streams
 from deepiofs.memory.board import Counter
+from deepiofs.order.members import Losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +82,21 @@ class Report:
         return self.shuffle.number if self.shuffle else 0
 
     @property
+    def losses(self) -> Losses:
+        """Which ranks are out of the passes."""
+        return self.shuffle.rollcall.losses if self.shuffle else Losses()
+
+    @property
+    def members(self) -> int:
+        """How many ranks take part in the pass of the last draw."""
+        return self.identity.size - len(self.losses.out_in(self.number))
+
+    def _loss(self, rank: int, number: int) -> str:
+        if rank == self.identity.rank:
+            return f"this rank is out since pass {number}: it serves what the others leave"
+        return f"rank {rank} is out since pass {number}: its samples are served by the others"
+
+    @property
     def uptime_s(self) -> float:
         return round(time.monotonic() - self._started, 3)
 
@@ -91,6 +107,11 @@ class Report:
     @property
     def verify_failures(self) -> int:
         return self.counts.verify_failures + self.link.board[Counter.VERIFY_FAILURES]
+
+    @property
+    def source_hangs(self) -> int:
+        """Reads of the source that hang, of this mount and its engine; a lost engine waits for nothing."""
+        return self._reads.hanging + (self.link.board[Counter.SOURCE_HANGS] if self.link.running else 0)
 
     @property
     def rss_bytes(self) -> int:
@@ -113,11 +134,12 @@ class Report:
     def complaints(self) -> list[str]:
         board = self.link.board
         lines = [] if self.link.running else ["engine lost: serving resident memory and the source, no peers"]
+        lines += [self._loss(rank, number) for rank, number in self.losses.since.items()]
         for count, text in (
             (board[Counter.PEERS_SUSPECT], "peers do not answer; their samples come from the source"),
             (board[Counter.QUARANTINED_BYTES], "bytes of staging wait for MPI to be done with gets that were given up"),
-            (self._reads.hanging, "reads of the source hang"),
             (board[Counter.BROKEN_UNITS], "units could not be loaded from the source; see the log"),
+            (self.source_hangs, "reads of the source hang; see the log for the files"),
             (self.verify_failures, "digests differed; these samples came from the source"),
             (board[Counter.MPI_ERRORS], "gets failed in MPI"),
             (self.counts.engine_timeouts, "requests were not answered by the engine"),
@@ -146,6 +168,7 @@ METRICS: tuple[Metric, ...] = (
         lambda r: r.link.board[Counter.QUARANTINED_BYTES],
     ),
     Metric("pass", "gauge", "current pass", lambda r: r.number),
+    Metric("members", "gauge", "ranks that take part in the current pass", lambda r: r.members),
     Metric("draws", "counter", "samples drawn", lambda r: r.shuffle.draws if r.shuffle else 0),
     Metric("opens", "counter", "files opened", lambda r: r.counts.opens),
     Metric("reads", "counter", "read requests answered", lambda r: r.counts.reads),
@@ -179,6 +202,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("peer_timeouts", "counter", "gets abandoned", lambda r: r.link.board[Counter.PEER_TIMEOUTS]),
     Metric("mpi_errors", "counter", "gets that MPI failed", lambda r: r.link.board[Counter.MPI_ERRORS]),
     Metric("peers_suspect", "gauge", "peers not asked for now", lambda r: r.link.board[Counter.PEERS_SUSPECT]),
+    Metric("source_hangs", "gauge", "reads of the source that hang now", lambda r: r.source_hangs),
     Metric("entropy", "gauge", "ordering entropy", lambda r: r.entropy, "kind"),
     Metric("exchange_fraction", "gauge", "share of samples that change node in a pass", lambda r: r.exchange_fraction),
     Metric(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,19 +20,28 @@ import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.errors import TimedOutError
 from deepiofs.fs.prefetch import Prefetcher
+from deepiofs.fs.rollcall import RollCall
 from deepiofs.fs.told import Told
 from deepiofs.order.binder import UNKNOWN_THREAD, Binder, Binding
+from deepiofs.order.members import without
 from deepiofs.order.plan import Plan
 from deepiofs.order.queues import Answer, Draw, GroupQueues, Reply, victim_order
+
+log = logging.getLogger(__name__)
 
 # Below this a queue is computed at once (a millisecond); above, in a worker thread.
 _INLINE_SAMPLES = 20_000
 # A lookup whose open has not followed within this does not hold up the end of a pass.
 _STALE_S = 1.0
 _PAUSE_S = 0.05
-# For how long a rank that did not answer counts as empty without being asked.
+# For how long a rank that did not answer counts as empty without being asked, unless it is heard of before.
 _SILENT_S = 60.0
+# How many memberships have a plan at hand: groups may be in passes before and after a loss.
+_PLANS = 2
+# Of so many passes in a row a rank that is left alone serves nothing, until it says so: plans differ.
+_VAIN_PASSES = 16
 
 Ask = Callable[[int, int, int], Awaitable[Answer | None]]
 
@@ -77,10 +87,17 @@ class Shuffle:
         n_ranks: int,
         seed: int,
         ask: Ask,
+        rollcall: RollCall | None = None,
     ) -> None:
         """ask: (rank, group, pass) to that rank's answer, None if it does not come in time."""
         self.plan = plan
         self._ahead = ahead
+        self._plans = {frozenset[int](): plan}
+        self._wanted, self._want = 0, trio.Event()
+        self.rollcall = rollcall or RollCall(rank, n_ranks)
+        self.rollcall.begun = self._begun
+        self.rollcall.on_losses = self._lost
+        self.on_losses: Callable[[], None] = lambda: None
         self._manifest, self._rank, self._n_ranks, self._seed, self._ask = manifest, rank, n_ranks, seed, ask
         self._sample_of, self._group_of = roster.of_row.data, roster.group.data
         self._first, self._rows = roster.first.data, roster.rows.data
@@ -147,14 +164,21 @@ class Shuffle:
         """The handle is gone."""
         self._binder.close(bound.binding)
 
-    def asked(self, group: int, number: int) -> Answer:
+    def asked(self, rank: int, group: int, number: int) -> Answer:
         """Another rank asks for an entry of a pass (S7).
 
-        "Empty" is final, so it is not said while an entry of this pass is out with someone who may give it back.
+        "Empty" is final, so it is not said while an entry of this pass is out with someone who may give it back. Nor
+        is a pass begun for another while this mount has promised not to, or its plan is not computed.
         """
+        self._silent_until.pop(rank, None)
+        self.rollcall.heard_of(rank)
         if not 0 <= group < self.plan.n_groups:
             return Answer(Reply.EMPTY)
         queues = self._queues_of(group)
+        if not queues.has(number) and (self.rollcall.holds(number) or not self._planned(number)):
+            self._wanted = max(self._wanted, number)
+            self._want.set()
+            return Answer(Reply.BUSY)
         answer = queues.asked(number)
         if answer.reply is not Reply.SAMPLE and self._take_back(group):
             answer = queues.asked(number)
@@ -166,6 +190,8 @@ class Shuffle:
     def stolen(self, rank: int, group: int, number: int, answer: Answer) -> None:
         """An answer came, in time or late."""
         self._silent_until.pop(rank, None)
+        if answer.reply is not Reply.LEFT:
+            self.rollcall.heard_of(rank)
         if answer.reply is Reply.SAMPLE:
             self.steals += 1
         self._queues_of(group).answered(rank, number, answer)
@@ -194,9 +220,9 @@ class Shuffle:
     async def load(self, group: int) -> None:
         """Have the queue of a group's current pass; a large one is computed in a worker thread."""
         queues = self._queues_of(group)
-        while not queues.is_loaded:
-            await self._compute(group)
-            queues.load()
+        while not queues.is_loaded and await self._made_ready(group):
+            continue  # whatever was true before may not be so now
+        queues.load()
 
     def _look(self, thread: int, row: int) -> Binding | None:
         return self._binder.look(thread, self._sample_of[row], self._member_of(row), trio.current_time())
@@ -247,14 +273,18 @@ class Shuffle:
                 return draw
             if queues.remaining:
                 await self._stall(group, queues)
-            elif victims := queues.victims(victim_order(self._rank, self._n_ranks, queues.current, group, self._seed)):
+            elif victims := self._victims(queues):
                 # No more are asked than are needed: who has said "empty" must not get an entry to spare afterwards.
                 if not await self._steal(group, victims[: self._takers[group]]):
                     await self._pause()
             elif not self._take_back(group):
                 if self._binder.reservations(group):
                     await self._pause()
+                elif missing := queues.missing:
+                    await self.rollcall.judge(missing)
+                    queues.judged(missing)
                 else:
+                    self._refuse_if_in_vain(queues)
                     queues.advance()
                     self._ahead.changed(group)
 
@@ -266,6 +296,25 @@ class Shuffle:
         while queues.current == number and queues.remaining and not queues.has_ready(ahead.window, ahead.ready):
             await ahead.wait(group, self._takers[group])
         self.stall_s += trio.current_time() - began
+
+    def _victims(self, queues: GroupQueues) -> list[int]:
+        """Whom to ask, in this order."""
+        number = queues.current
+        order = victim_order(self._rank, self._n_ranks, number, queues.group, self._seed)
+        return queues.victims(rank for rank in order if self.rollcall.may_have(rank, number))
+
+    def _refuse_if_in_vain(self, queues: GroupQueues) -> None:
+        """TimedOutError if nothing of this group is to be had here, in this pass nor likely in the next.
+
+        So it is with a rank that is out, and serves what the others leave, if none of them answers; and with one that
+        is left alone with groups of which the others have everything.
+        """
+        is_out = self._rank in self.rollcall.losses.out_in(queues.current)
+        if queues.in_vain and (is_out or queues.vain_passes >= _VAIN_PASSES):
+            # The next who opens a name asks them again.
+            queues.ask_anew()
+            self._silent_until.clear()
+            raise TimedOutError("the ranks that have samples of this group do not answer")
 
     async def _steal(self, group: int, victims: list[int]) -> bool:
         """Ask several at once; one task per group asks, the others wait for what it brings. Whether any knew more."""
@@ -286,13 +335,16 @@ class Shuffle:
 
     async def _ask_one(self, rank: int, group: int, number: int, replies: list[Reply]) -> None:
         answer = None
-        if trio.current_time() >= self._silent_until.get(rank, 0.0):
+        may_answer = rank not in self.rollcall.without_engine
+        if may_answer and trio.current_time() >= self._silent_until.get(rank, 0.0):
             answer = await self._ask(rank, group, number)
         if answer is None:
             # One that is gone must not be waited for again in each group and pass.
             if trio.current_time() >= self._silent_until.get(rank, 0.0):
                 self._silent_until[rank] = trio.current_time() + _SILENT_S
-            self._queues_of(group).give_up(rank)
+            # That a mount without an engine hears nothing says nothing of the others.
+            missing = self.rollcall.has_engine() or rank in self.rollcall.neighbours()
+            self._queues_of(group).give_up(rank, missing=missing)
         replies.append(Reply.EMPTY if answer is None else answer.reply)
 
     def _take_back(self, group: int) -> bool:
@@ -311,14 +363,75 @@ class Shuffle:
         finally:
             self._awaited -= 1
 
-    async def _compute(self, group: int) -> None:
-        """Have a large queue ready before it is needed in the trio thread."""
+    async def _made_ready(self, group: int) -> bool:
+        """Do one thing that a group's pass needs before it can begin; whether there was any to wait for."""
+        number = self._queues[group].current
+        if self.rollcall.holds(number):
+            await self.rollcall.released()
+            return True
+        if not self._planned(number):
+            await self._make_plan(number)
+            return True
+        return await self._compute(group)
+
+    async def _compute(self, group: int) -> bool:
+        """Have a large queue ready before it is needed in the trio thread; whether that took a while."""
         number = self._queues[group].current
         if (group, number) in self._computed or self.plan.group_size(group) <= _INLINE_SAMPLES:
-            return
-        order = await trio.to_thread.run_sync(self.plan.queue, self._rank, group, number)
-        self._computed = {key: value for key, value in self._computed.items() if key[0] != group}
-        self._computed[group, number] = order
+            return False
+        out = self.rollcall.losses.out_in(number)
+        order = await trio.to_thread.run_sync(self._plans[out].queue, self._rank, group, number)
+        if out == self.rollcall.losses.out_in(number):
+            self._computed = {key: value for key, value in self._computed.items() if key[0] != group}
+            self._computed[group, number] = order
+        return True
+
+    async def plan_for_others(self) -> None:
+        """Have ready what only others ask for, if nobody reads here; runs until cancelled."""
+        while True:
+            await self._want.wait()
+            self._want = trio.Event()
+            if not self._planned(self._wanted):
+                await self._make_plan(self._wanted)
+
+    def _planned(self, number: int) -> bool:
+        """Whether the plan of a pass is at hand; a small one is made at once."""
+        out = self.rollcall.losses.out_in(number)
+        if out not in self._plans and len(self.plan.membership.group) <= _INLINE_SAMPLES:
+            self._keep_plan(out, self._plan_without(out))
+        return out in self._plans
+
+    async def _make_plan(self, number: int) -> None:
+        """Plan over the ranks that are left in a pass: some seconds for many millions of samples."""
+        out = self.rollcall.losses.out_in(number)
+        self._keep_plan(out, await trio.to_thread.run_sync(self._plan_without, out))
+
+    def _plan_without(self, out: frozenset[int]) -> Plan:
+        return self.plan.of(without(self.plan.membership, out))
+
+    def _keep_plan(self, out: frozenset[int], plan: Plan) -> None:
+        self._plans[out] = plan
+        # The first is never dropped: what is asked of the whole dataset is asked of it.
+        for old in list(self._plans)[1:-_PLANS]:
+            del self._plans[old]
+
+    def _begun(self) -> int:
+        """The latest pass that this mount has begun in any group."""
+        return max((queues.latest for queues in self._queues.values()), default=-1)
+
+    def _lost(self, number: int) -> None:
+        """From pass `number` on others take part than was thought."""
+        self._computed.clear()
+        self.on_losses()
+        late = sum(queues.give_away(number) for queues in self._queues.values())
+        if late:
+            self._ahead.restart()
+            log.warning("pass %d was begun with ranks that are out: %d samples are left to the others", number, late)
+        if self._rank in self.rollcall.losses:
+            self._silent_until.clear()
+            for queues in self._queues.values():
+                queues.ask_anew()
+        self._change()
 
     def _queues_of(self, group: int) -> GroupQueues:
         queues = self._queues.get(group)
@@ -331,7 +444,10 @@ class Shuffle:
 
     def _load(self, group: int, number: int) -> npt.NDArray[np.uint32]:
         order = self._computed.get((group, number))
-        return self.plan.queue(self._rank, group, number) if order is None else order
+        if order is not None:
+            return order
+        out = self.rollcall.losses.out_in(number)
+        return (self._plans.get(out) or self._plan_without(out)).queue(self._rank, group, number)
 
     def _change(self) -> None:
         """Wake who waits for the end of a pass; nearly always nobody does."""

@@ -9,14 +9,13 @@ left: further readers of that file wait for one of them, until their own time is
 from __future__ import annotations
 
 import collections
-import os
+import errno
 import threading
 
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Source, SourceFile
-from deepiofs.errors import SourceError
+from deepiofs.dataset.sources import Source, SourceFile, retry
 
 # Reads of the source at once, by one mount.
 _THREADS = 64
@@ -24,56 +23,87 @@ _THREADS = 64
 _HANGING_OF_FILE = 2
 
 
+class _Shared:
+    """A file that several threads may read at once; the last one closes it, unless it is kept."""
+
+    __slots__ = ("file", "users")
+
+    def __init__(self, file: SourceFile) -> None:
+        self.file = file
+        self.users = 1
+
+
 class SourceHandle:
     """A file of the source as one open file needs it: opened at the first read, by whichever thread comes first."""
 
-    __slots__ = ("_closed", "_lock", "_opened", "row")
+    __slots__ = ("_closed", "_kept", "_lock", "row")
 
     def __init__(self, row: int) -> None:
         self.row = row
-        self._opened: SourceFile | None = None
+        self._kept: _Shared | None = None
         self._closed = False
-        self._lock = threading.Lock()  # of `_opened` and `_closed`
+        self._lock = threading.Lock()  # of the other two, and of users of what is or was kept
 
     @property
     def is_open(self) -> bool:
         """Whether there is something to close."""
-        return self._opened is not None
+        return self._kept is not None
 
     def read(self, source: Source, manifest: Manifest, at: int, length: int) -> bytes:
-        """In a worker thread. OSError and SourceError with the cause; SourceError if it is shorter than indexed."""
-        opened = self._opened
-        kept = opened is not None
-        if opened is None:
-            opened = source.open(manifest, self.row)
-            kept = self._keep(opened)
-        data = bytearray(length)
-        try:
-            done = opened.read_into(memoryview(data), at)
-        finally:
-            if not kept:
-                opened.close()
-        if done != length:
-            raise SourceError(f"{os.fsdecode(manifest.path(self.row))}: shorter than it was when it was indexed")
-        return bytes(data)
+        """In a worker thread. What fails for a moment is tried again; OSError, SourceChangedError with the cause."""
+        return retry.until_it_passes(lambda: self._try(source, manifest, at, length))
 
     def mark_closed(self) -> None:
-        """Nobody reads any more: a thread that still hangs in the source closes what it opens later."""
+        """Nobody reads any more: a thread that still hangs in the source keeps nothing that it opens later."""
         with self._lock:
             self._closed = True
 
     def close(self) -> None:
         """In a worker thread."""
-        if self._opened is not None:
-            self._opened.close()
-
-    def _keep(self, opened: SourceFile) -> bool:
-        """Keep a descriptor for the next read, unless another thread was first or the handle is gone."""
         with self._lock:
-            kept = self._opened is None and not self._closed
-            if kept:
-                self._opened = opened
-        return kept
+            kept, self._kept = self._kept, None
+            idle = kept is not None and not kept.users
+        if kept is not None and idle:
+            kept.file.close()
+
+    def _try(self, source: Source, manifest: Manifest, at: int, length: int) -> bytes:
+        shared = self._acquire() or self._share(source.open(manifest, self.row))
+        data = bytearray(length)
+        try:
+            if shared.file.read_into(memoryview(data), at) != length:
+                raise OSError(errno.EIO, "shorter than it was when it was indexed")
+        except OSError:
+            self._forget(shared)  # after ESTALE only a new descriptor helps
+            raise
+        finally:
+            self._release(shared)
+        return bytes(data)
+
+    def _acquire(self) -> _Shared | None:
+        with self._lock:
+            if self._kept is not None:
+                self._kept.users += 1
+            return self._kept
+
+    def _share(self, file: SourceFile) -> _Shared:
+        """Keep it for the next reads, unless another thread was first or the handle is gone."""
+        shared = _Shared(file)
+        with self._lock:
+            if self._kept is None and not self._closed:
+                self._kept = shared
+        return shared
+
+    def _forget(self, shared: _Shared) -> None:
+        with self._lock:
+            if self._kept is shared:
+                self._kept = None
+
+    def _release(self, shared: _Shared) -> None:
+        with self._lock:
+            shared.users -= 1
+            is_last = not shared.users and self._kept is not shared
+        if is_last:
+            shared.file.close()
 
 
 class _Read:
@@ -112,7 +142,7 @@ class SourceReads:
         return self._hanging.total()
 
     async def read(self, handle: SourceHandle, at: int, length: int) -> bytes:
-        """Bytes of a file, all of them. OSError, SourceError; cancelled from outside when its time is over."""
+        """Bytes of a file, all of them. OSError, SourceChangedError; cancelled from outside when its time is over."""
         while self._hanging[handle.row] >= _HANGING_OF_FILE:
             await self._ended.wait()
         read, token = _Read(), trio.lowlevel.current_trio_token()

@@ -16,6 +16,7 @@ from typing import Any, ParamSpec, TypeVar
 import pyfuse3
 from pyfuse3 import FileHandleT, FileNameT, FlagT, InodeT, ReaddirToken, RequestContext, XAttrNameT
 
+from deepiofs.errors import DeepiofsError
 from deepiofs.fs.filesystem import FileSystem, FsError
 from deepiofs.fs.tree import BLOCK_BYTES, Attributes
 
@@ -39,6 +40,9 @@ def _guarded(handler: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Corout
             raise pyfuse3.FUSEError(error.errno) from None
         except pyfuse3.FUSEError:
             raise
+        except DeepiofsError as error:
+            log.warning("%s: %s", handler.__name__, error)
+            raise pyfuse3.FUSEError(error.errno) from None
         except Exception:
             log.exception("%s failed", handler.__name__)
             raise pyfuse3.FUSEError(errno.EIO) from None

@@ -28,6 +28,7 @@ class Counter(enum.IntEnum):
     MPI_ERRORS = 11
     PEERS_SUSPECT = 12  # now
     QUARANTINED_BYTES = 13  # of staging, now: places of gets that were given up and are not over
+    SOURCE_HANGS = 14  # reads of the source by the engine that hang now
 
 
 class Board:

@@ -109,7 +109,9 @@ def place(
     spans = span(units.size.astype(np.int64))
     resident = np.ones(len(dealt), bool)
     if (np.bincount(dealt, spans, len(room)) + UNITS_AT > room).any():
-        resident = _resident(_together(manifest, samples, group)[sample], sample, dealt, spans, room)
+        part = sample.copy()
+        part[extents] = len(samples) + extents
+        resident = _resident(_together(manifest, samples, group)[sample], part, dealt, spans, room)
     kept = np.where(resident, spans, 0)
     order = np.argsort(dealt, kind="stable")
     ends = np.cumsum(kept[order])
@@ -127,29 +129,31 @@ def _together(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32]
     return np.where(group == ALONE, -1 - manifest.parents[leaders].astype(np.int64), group)
 
 
-def _resident(together: Ints, sample: Ints, dealt: Ints, spans: Ints, room: Ints) -> npt.NDArray[np.bool_]:
-    """Which units are kept where not all fit, bool (n_units,): as many samples as fit, evenly over what is together.
+def _resident(together: Ints, part: Ints, dealt: Ints, spans: Ints, room: Ints) -> npt.NDArray[np.bool_]:
+    """Which units are kept where not all fit, bool (n_units,): as many parts as fit, evenly over what is together.
 
-    Parts (a sample's units on one rank) are put in an order in which each group is spread evenly, and those at its
-    front stay.
+    part: int64 (n_units,), a number for each sample's small files, and for each extent. Parts are put in an order in
+    which each group is spread evenly, and those at its front stay.
     """
-    key = dealt * (int(sample.max(initial=0)) + 1) + sample
-    _, first, part = np.unique(key, return_index=True, return_inverse=True)
-    rank, size = dealt[first], np.bincount(part, spans).astype(np.int64)
-    place = _spread(together[first], rank, sample[first])
+    _, first, of_unit = np.unique(part, return_index=True, return_inverse=True)
+    rank, size = dealt[first], np.bincount(of_unit, spans).astype(np.int64)
+    place = _spread(together[first], rank, part[first])
+    too_large = size + UNITS_AT > room[rank]
+    size[too_large] = 0
     order = np.lexsort((place, rank))
     ends = np.cumsum(size[order])
     of_rank = np.bincount(rank, size, len(room)).astype(np.int64)
     before = np.cumsum(of_rank) - of_rank
     kept = np.empty(len(order), bool)
     kept[order] = ends - before[rank[order]] + UNITS_AT <= room[rank[order]]
-    kept_units: npt.NDArray[np.bool_] = kept[part]
+    kept[too_large] = False
+    kept_units: npt.NDArray[np.bool_] = kept[of_unit]
     return kept_units
 
 
-def _spread(together: Ints, rank: Ints, sample: Ints) -> npt.NDArray[np.float64]:
+def _spread(together: Ints, rank: Ints, part: Ints) -> npt.NDArray[np.float64]:
     """A place in 0..1 for each part such that those of a group on a rank lie evenly, in an order as if by chance."""
-    order = np.lexsort((sample.astype(np.uint64) * _ODD, together, rank))
+    order = np.lexsort((part.astype(np.uint64) * _ODD, together, rank))
     is_first = np.ones(len(order), bool)
     is_first[1:] = (np.diff(rank[order]) != 0) | (np.diff(together[order]) != 0)
     starts = np.flatnonzero(is_first)

@@ -46,9 +46,13 @@ class Hello:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-    """Mount: whether it could mount here. code: exit code, 0 if it can. text: mount point, or the error."""
+    """Mount: whether it could mount here. code: exit code, 0 if it can. text: mount point, or the error.
+
+    port: of its door (`fs.door`), 0 if it has none.
+    """
 
     code: int
+    port: int
     text: str
 
 
@@ -163,17 +167,31 @@ class Stolen:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Suspect:
+    """Engine: this rank does not answer gets; it may be lost."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Out:
+    """Mount: this rank is lost; nobody waits for it to leave."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Leave:
     """Mount: it is unmounted and asks for nothing more."""
 
 
 Message: TypeAlias = (
     Begin | Hello | Verdict | Share | Started | Failed | Fetch | Hurry | Ready | Missed | Release | Pressed
-    | Steal | Asked | Answered | Stolen | Leave
+    | Steal | Asked | Answered | Stolen | Suspect | Out | Leave
 )  # fmt: skip
 _KINDS: tuple[type[Message], ...] = (
     Begin, Hello, Verdict, Share, Started, Failed, Fetch, Hurry, Ready, Missed, Release, Pressed,
-    Steal, Asked, Answered, Stolen, Leave,
+    Steal, Asked, Answered, Stolen, Suspect, Out, Leave,
 )  # fmt: skip
 _CODES = {kind: code for code, kind in enumerate(_KINDS)}
 _INTEGERS = {kind: tuple(f.name for f in dataclasses.fields(kind) if f.name != "text") for kind in _KINDS}

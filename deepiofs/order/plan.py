@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from deepiofs.order.batch import deal_batches, local_edges, rooms
+from deepiofs.order.batch import deal_batches, local_edges
 from deepiofs.order.entropy import (
     batch_overhang,
     batched_ordering_entropy,
@@ -48,12 +48,13 @@ class Membership:
     """Who holds which samples, and what is interchangeable. The same on every rank.
 
     group: int32 (n_samples,), negative for samples that are not shuffled. owner: int32 (n_samples,), the rank that a
-    sample is dealt to. node: int32 (n_ranks,), the node of each rank.
+    sample is dealt to. node: int32 (n_ranks,), the node of each rank. out: ranks that take no part, and own nothing.
     """
 
     group: npt.NDArray[np.int32]
     owner: npt.NDArray[np.int32]
     node: npt.NDArray[np.int32]
+    out: frozenset[int] = frozenset()
 
     @property
     def n_groups(self) -> int:
@@ -72,7 +73,7 @@ class Plan:
 
     def __init__(self, membership: Membership, seed: int, entropy: float, batch: int = 0) -> None:
         """batch: samples of a global batch, of all groups together; 0 if it is not known."""
-        self._seed = seed
+        self._membership, self._seed = membership, seed
         self.entropy_bound, self.batch = entropy, batch
         self.n_nodes = membership.n_nodes
         self._node = membership.node
@@ -80,6 +81,10 @@ class Plan:
         self._ranks = np.lexsort((np.arange(len(self._node)), self._node))
         self._turn = np.empty(len(self._node), np.int64)
         self._turn[self._ranks] = np.arange(len(self._node))
+        takes_part = ~np.isin(self._ranks, sorted(membership.out))
+        self._n_members = int(takes_part.sum())
+        # The turn of each among those that take part.
+        self._member = np.where(takes_part, np.cumsum(takes_part) - 1, -1)
         keys = self._keys(membership)
         # One stable sort of one small key: 100 million samples stay below 4 GB.
         order = np.argsort(keys, kind="stable")[: int((membership.group >= 0).sum())]
@@ -98,6 +103,15 @@ class Plan:
         keys += self._turn.astype(word)[membership.owner]
         keys[membership.group < 0] = np.iinfo(word).max
         return keys
+
+    def of(self, membership: Membership) -> Plan:
+        """The same passes over others."""
+        return Plan(membership, self._seed, self.entropy_bound, self.batch)
+
+    @property
+    def membership(self) -> Membership:
+        """Over whom."""
+        return self._membership
 
     @property
     def n_groups(self) -> int:
@@ -144,7 +158,8 @@ class Plan:
     def queue_size(self, rank: int, group: int) -> int:
         """How many samples a rank serves of a group in each pass."""
         if self.batch:
-            return int(rooms(int(self._turn[rank]), len(self._node), np.array([self.group_size(group)]))[0])
+            edges = self.batch_edges(rank, group)
+            return int(edges[-1]) if edges is not None else 0
         begin, end = self._share(group, rank)
         return end - begin
 
@@ -152,17 +167,19 @@ class Plan:
         """Where the batches begin in a rank's queue, and its end; int64 (n_batches + 1,), None without batches."""
         if not self.batch:
             return None
-        return local_edges(int(self._turn[rank]), len(self._node), self.group_size(group), self.batch_of(group))
+        size, batch, turn = self.group_size(group), self.batch_of(group), int(self._member[self._turn[rank]])
+        edges = local_edges(max(turn, 0), self._n_members, size, batch)
+        return edges if turn >= 0 else np.zeros_like(edges)
 
     def _batched(self, rank: int, group: int, number: int) -> Ids:
         """A rank's part of each batch, each part in random order."""
         part = slice(self._first[group], self._first[group + 1])
         order = self._random(group, number, _Purpose.BATCHES).permutation(self.group_size(group)).astype(np.uint32)
-        node = self._node[self._ranks].astype(np.int64)
-        home = self._turns[part][order]
+        node = self._node[self._ranks[self._member >= 0]].astype(np.int64)
+        home = self._member[self._turns[part]][order]
         samples = self._samples[part][order]
         del order
-        mine = deal_batches(samples, home, node, int(self._turn[rank]), self.batch_of(group))
+        mine = deal_batches(samples, home, node, int(self._member[self._turn[rank]]), self.batch_of(group))
         edges = self.batch_edges(rank, group)
         assert edges is not None
         keys = self._random(group, number, _Purpose.SHARE, rank).random(len(mine))

@@ -35,6 +35,7 @@ class Reply(enum.IntEnum):
     EMPTY = 1
     AHEAD = 2  # the owner is in a later pass
     BUSY = 3  # what it has is out with someone who may give it back: ask again
+    LEFT = 4  # its mount is gone, and its queue with it
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,13 +51,14 @@ class _Queue:
     or taken from others.
     """
 
-    __slots__ = ("_back", "_due", "_front", "_near", "_order", "_taken")
+    __slots__ = ("_back", "_due", "_front", "_near", "_order", "_put", "_taken")
 
     def __init__(self, order: npt.NDArray[np.uint32]) -> None:
         self._order = order.tolist()
         self._front, self._back = 0, len(self._order)
         self._near: list[int] = []
         self._due: list[int] = []  # of each that is near, how many are to be taken before it
+        self._put: set[int] = set()  # of those that are near, which were given back or taken from others
         self._taken = 0
 
     def __len__(self) -> int:
@@ -80,7 +82,9 @@ class _Queue:
         """Remove one of the entries that are near."""
         del self._due[place]
         self._taken += 1
-        return self._near.pop(place)
+        sample = self._near.pop(place)
+        self._put.discard(sample)
+        return sample
 
     def take_back(self) -> int | None:
         if self._front < self._back:
@@ -90,12 +94,21 @@ class _Queue:
         if not self._near:
             return None
         self._due.pop()
-        return self._near.pop()
+        sample = self._near.pop()
+        self._put.discard(sample)
+        return sample
 
     def put_front(self, sample: int) -> None:
         self._taken -= 1
         self._near.insert(0, sample)
         self._due.insert(0, self._taken)
+        self._put.add(sample)
+
+    def drop_planned(self) -> None:
+        self._front = self._back
+        kept = [(sample, due) for sample, due in zip(self._near, self._due, strict=True) if sample in self._put]
+        self._near[:] = [sample for sample, _ in kept]
+        self._due[:] = [due for _, due in kept]
 
 
 class GroupQueues:
@@ -107,6 +120,9 @@ class GroupQueues:
         self.current = 0
         self._queues: dict[int, _Queue] = {}
         self._empty: set[int] = set()
+        self._missing: set[int] = set()
+        self.in_vain = True  # nothing was drawn here in this pass yet, and nobody has answered
+        self.vain_passes = 0
         self._farthest = 0
         self._commanded = 0
 
@@ -121,7 +137,10 @@ class GroupQueues:
             if draw:
                 return draw
         place = self._first_ready(window, ready)
-        return None if place is None else Draw(self.group, self.current, self._queue(self.current).take(place))
+        if place is None:
+            return None
+        self.in_vain = False
+        return Draw(self.group, self.current, self._queue(self.current).take(place))
 
     def has_ready(self, window: int, ready: Ready) -> bool:
         """Whether `take` would take something of the current pass."""
@@ -166,10 +185,26 @@ class GroupQueues:
                 self._farthest = max(self._farthest, answer.value)
             if number == self.current:
                 self._empty.add(rank)
+        if number == self.current:
+            if answer.reply is Reply.LEFT:
+                self._missing.add(rank)
+            else:
+                self.in_vain = False
 
-    def give_up(self, rank: int) -> None:
-        """A rank cannot be asked: for this pass it counts as empty."""
+    def give_up(self, rank: int, *, missing: bool = True) -> None:
+        """A rank cannot be asked: for this pass it counts as empty. missing: whether it may be lost."""
         self._empty.add(rank)
+        if missing:
+            self._missing.add(rank)
+
+    @property
+    def missing(self) -> frozenset[int]:
+        """Ranks that have left or did not answer in this pass, and of which it was not found out yet what they are."""
+        return frozenset(self._missing)
+
+    def judged(self, ranks: Iterable[int]) -> None:
+        """It was found out what these ranks are."""
+        self._missing.difference_update(ranks)
 
     def asked(self, number: int) -> Answer:
         """Another rank asks for an entry of pass `number`."""
@@ -179,11 +214,34 @@ class GroupQueues:
                 return Answer(Reply.SAMPLE, sample)
         return Answer(Reply.AHEAD, self._commanded) if number < self.current else Answer(Reply.EMPTY)
 
+    @property
+    def latest(self) -> int:
+        """The latest pass whose queue was begun here, by the owner or by who asked; -1 if none was."""
+        return max(self._queues, default=-1)
+
+    def has(self, number: int) -> bool:
+        """Whether answering for a pass needs nothing from the plan."""
+        return number in self._queues or number < self.current
+
+    def give_away(self, number: int) -> int:
+        """Others serve what was planned for this rank from pass `number` on. How many entries these were."""
+        dropped = 0
+        for late in (queue for n, queue in self._queues.items() if n >= number):
+            before = len(late)
+            late.drop_planned()
+            dropped += before - len(late)
+        return dropped
+
+    def ask_anew(self) -> None:
+        """Who counted as empty may have something after all."""
+        self._empty.clear()
+
     def advance(self) -> None:
         """Nobody has an entry of this pass: the next draw belongs to the next, or to one that was begun by command.
 
         Not to whatever pass another is in: it may have gone on without this rank's entries, and nobody else has them.
         """
+        self.vain_passes = self.vain_passes + 1 if self.in_vain else 0
         self._enter(max(self.current + 1, self._farthest))
         self._queues = {n: queue for n, queue in self._queues.items() if n >= self.current or len(queue)}
 
@@ -197,6 +255,8 @@ class GroupQueues:
     def _enter(self, number: int) -> None:
         self.current = number
         self._empty.clear()
+        self._missing.clear()
+        self.in_vain = True
 
     @property
     def is_loaded(self) -> bool:

@@ -1,45 +1,88 @@
-"""Reader processes for the benchmarks: open, read to the end, close; nothing else."""
+"""Reader processes for the benchmarks: open, read to the end, close; nothing else.
+
+The program `python readers.py ROOT` takes names on its standard input, up to an empty line, says "ready", waits for
+another line, reads, and says when it was done and how much it read. It imports no more than that needs.
+"""
 
 from __future__ import annotations
 
-import multiprocessing
+import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.mounts import Place
 
 _READ_BYTES = 1 << 20
 
 
-def _read(start: multiprocessing.synchronize.Barrier, root: str, names: Sequence[str]) -> None:
-    start.wait()
-    for name in names:
-        fd = os.open(f"{root}/{name}", os.O_RDONLY)
-        while os.read(fd, _READ_BYTES):
-            pass
-        os.close(fd)
-    start.wait()
+@dataclass(frozen=True)
+class Seat:
+    """Where a reader process runs, and the directory that it reads through."""
+
+    place: Place
+    root: Path
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What several readers read together, and the seconds from the start of all to the end of the last."""
+
+    seconds: float
+    files: int
+    bytes: int
+
+
+def read_together(seats: Sequence[Seat], names: Sequence[str], seed: int = 0) -> Reading:
+    """All names once, in random order, dealt over the seats, as a distributed sampler deals them."""
+    shuffled = list(names)
+    random.Random(seed).shuffle(shuffled)
+    readers = [_seated(seat) for seat in seats]
+    try:
+        for i, reader in enumerate(readers):
+            _tell(reader, "".join(f"{name}\n" for name in shuffled[i :: len(readers)]))
+        for reader in readers:
+            assert _hear(reader) == "ready"
+        begun = time.monotonic()
+        for reader in readers:
+            _tell(reader, "")
+        said = [json.loads(_hear(reader)) for reader in readers]
+    finally:
+        for reader in readers:
+            reader.kill()
+            reader.communicate()
+    return Reading(max(one["ended"] for one in said) - begun, len(shuffled), sum(one["bytes"] for one in said))
 
 
 def files_per_second(root: Path, names: Sequence[str], readers: int, seed: int = 0) -> float:
-    """All names once, in random order, dealt over the readers; from the start of all to the end of the last."""
-    shuffled = list(names)
-    random.Random(seed).shuffle(shuffled)
-    context = multiprocessing.get_context("fork")
-    start = context.Barrier(readers + 1)
-    processes = [
-        context.Process(target=_read, args=(start, os.fspath(root), shuffled[i::readers])) for i in range(readers)
-    ]
-    for process in processes:
-        process.start()
-    start.wait()
-    begun = time.perf_counter()
-    start.wait()
-    taken = time.perf_counter() - begun
-    for process in processes:
-        process.join()
-    return len(names) / taken
+    """Of so many readers here, each name read once."""
+    from tests.mounts import HERE
+
+    reading = read_together([Seat(HERE, root)] * readers, names, seed)
+    return reading.files / reading.seconds
+
+
+def _seated(seat: Seat) -> subprocess.Popen[str]:
+    line = [sys.executable, __file__, str(seat.root)]
+    return seat.place.start(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def _tell(reader: subprocess.Popen[str], lines: str) -> None:
+    assert reader.stdin is not None
+    reader.stdin.write(f"{lines}\n")
+    reader.stdin.flush()
+
+
+def _hear(reader: subprocess.Popen[str]) -> str:
+    assert reader.stdout is not None
+    return reader.stdout.readline().strip()
 
 
 def drop_caches() -> bool:
@@ -64,3 +107,26 @@ def make_files(root: Path, count: int, size: int, per_directory: int = 1000) -> 
         path.write_bytes(block[i : i + size])
         names.append(name)
     return names
+
+
+def _read(root: str, names: Sequence[str]) -> int:
+    total = 0
+    for name in names:
+        fd = os.open(f"{root}/{name}", os.O_RDONLY)
+        while got := os.read(fd, _READ_BYTES):
+            total += len(got)
+        os.close(fd)
+    return total
+
+
+def main() -> None:
+    """The program."""
+    names = list(iter(lambda: sys.stdin.readline().rstrip("\n"), ""))
+    print("ready", flush=True)
+    sys.stdin.readline()
+    total = _read(sys.argv[1], names)
+    print(json.dumps({"ended": time.monotonic(), "bytes": total}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

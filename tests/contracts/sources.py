@@ -127,6 +127,23 @@ class SourceContract:
         with pytest.raises(SourceChangedError):
             contender.source.open(manifest, row_of(manifest, b"one"))
 
+    @pytest.mark.parametrize("data", [b"2", b"22", b""], ids=["same size", "grown", "truncated"])
+    def test_a_file_that_changes_while_it_is_open_is_not_read(
+        self, contender: Contender, manifest: Manifest, data: bytes
+    ) -> None:
+        with opened(contender.source, manifest, b"one") as file:
+            assert read(file, 0, 1) == FILES[b"one"]
+            contender.change(b"one", data)
+            with pytest.raises(SourceChangedError, match="one: changed"):
+                read(file, 0, 1)
+
+    def test_a_file_that_is_removed_while_it_is_open_keeps_its_bytes(
+        self, contender: Contender, manifest: Manifest
+    ) -> None:
+        with opened(contender.source, manifest, b"a.bin") as file:
+            contender.remove(b"a.bin")
+            assert read(file, 0, 10_240) == FILES[b"a.bin"]
+
     def test_a_missing_file_is_an_os_error(self, contender: Contender, manifest: Manifest) -> None:
         contender.remove(b"one")
         with pytest.raises(FileNotFoundError):

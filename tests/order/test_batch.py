@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from deepiofs.order import batch as batch_module
 from deepiofs.order.entropy import batch_overhang
+from deepiofs.order.members import without
 from deepiofs.order.parts import even_size, part_places
 from deepiofs.order.plan import Membership, Plan
 from deepiofs.order.reference import reference_batches
@@ -143,6 +144,15 @@ def test_which_samples_meet_is_uniform() -> None:
         met += any({0, 4} <= set(itertools.chain(*parts)) for parts in batches)
     expected = 7 / 23
     assert abs(met / 2000 - expected) < 4 * np.sqrt(expected * (1 - expected) / 2000)
+
+
+def test_ranks_that_are_out_get_nothing_and_the_others_equal_loads() -> None:
+    plan = Plan(_even(1000, 5), 0, 0.9, 50)
+    left = plan.of(without(plan.membership, frozenset({1, 4})))
+    batches = [_local_batches(left, rank, 2) for rank in range(5)]
+    assert [sum(map(len, parts)) for parts in batches] == [334, 0, 333, 333, 0]
+    assert sorted(itertools.chain(*itertools.chain(*batches))) == list(range(1000))
+    assert [left.queue_size(rank, 0) for rank in range(5)] == [334, 0, 333, 333, 0]
 
 
 def test_groups_have_their_part_of_each_batch() -> None:

@@ -21,6 +21,7 @@ import trio
 from trio._core import _run
 
 from deepiofs.dataset.samples import find_samples, group_samples
+from deepiofs.fs.rollcall import RollCall
 from deepiofs.fs.shuffle import Bound, Roster, Shuffle
 from deepiofs.memory.placement import deal_samples
 from deepiofs.order.entropy import least_exchange
@@ -76,7 +77,14 @@ class _Job:
     """
 
     def __init__(
-        self, sizes: dict[bytes, int], node: Sequence[int], *, entropy: float = 1.0, seed: int = 7, shuffle: str = "dir"
+        self,
+        sizes: dict[bytes, int],
+        node: Sequence[int],
+        *,
+        entropy: float = 1.0,
+        seed: int = 7,
+        shuffle: str = "dir",
+        rollcall: Callable[[int], RollCall | None] = lambda rank: None,
     ) -> None:
         self.manifest = manifest_of(sizes)
         samples = find_samples(self.manifest)
@@ -97,6 +105,7 @@ class _Job:
             Shuffle(
                 self.manifest, roster, plan,
                 rank=rank, n_ranks=len(node), seed=seed, ask=functools.partial(self._ask, rank),
+                rollcall=rollcall(rank),
             )
             for rank in range(len(node))
         ]  # fmt: skip
@@ -173,7 +182,7 @@ class _Job:
         await trio.sleep(self.delay())
         if self.lost():
             return
-        answer = self.mounts[rank].asked(group, number)
+        answer = self.mounts[rank].asked(asker, group, number)
         await trio.sleep(self.delay())
         self.late += trio.current_time() - begun > _TIMEOUT_S
         self.mounts[asker].stolen(rank, group, number, answer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,17 @@ from deepiofs.dataset.sources import Selection, Solo
 from deepiofs.engine.fetcher import Fetcher
 from deepiofs.engine.loader import Loader, Own
 from deepiofs.engine.peers import Note, NoteKind
+from deepiofs.engine.stager import SourceRead, Stager
 from deepiofs.fs.counts import Counts
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.fetch import Reader
 from deepiofs.memory import columns_segment, wire
 from deepiofs.memory.arena import Arena
 from deepiofs.memory.board import Board, Counter
-from deepiofs.memory.placement import Placement, Units
+from deepiofs.memory.placement import NOWHERE, Placement, Units
 from deepiofs.memory.segments import Segment
 from deepiofs.memory.store import HEADER_BYTES, UNITS_AT, Store, span
-from deepiofs.memory.wire import Channel, Fetch, Message, Missed, Pressed, Ready, Release
+from deepiofs.memory.wire import Channel, Fetch, Hurry, Message, Missed, Pressed, Ready, Release
 from tests.doubles import LocalJob, MemorySource
 
 _MARGIN_BYTES = 1 << 16
@@ -82,6 +83,43 @@ class Dataset:
         return Loader(places, self.units, self.manifest, self.source, store, board)
 
 
+class InlineStager(Stager):
+    """Reads the source in the trio thread, so that a mocked clock does not jump meanwhile.
+
+    `held`: whether reads that are begun hang, until it is taken back and `let_go` called. `batches`: the units that
+    were read together, in order.
+    """
+
+    def __init__(self, dataset: Dataset) -> None:
+        super().__init__(dataset.units, dataset.manifest, dataset.source)
+        self.held = False
+        self.batches: list[list[int]] = []
+        self._hanging: list[list[SourceRead]] = []
+
+    async def run(self) -> None:
+        while True:
+            more = self._more
+            while batch := self._next_batch():
+                self.batches.append([read.unit for read in batch])
+                if self.held:
+                    self._hanging.append(batch)
+                else:
+                    self._end(batch)
+            await more.wait()
+
+    def let_go(self) -> None:
+        """End the reads that hang."""
+        self.held = False
+        hanging, self._hanging = self._hanging, []
+        for batch in hanging:
+            self._end(batch)
+
+    def _end(self, batch: list[SourceRead]) -> None:
+        self._read_batch(batch)
+        for read in batch:
+            read.finish()
+
+
 class Fetching:
     """Rank 0's fetcher, with rank 1 at the other end: on another node, or on this one if `mates`.
 
@@ -108,6 +146,7 @@ class Fetching:
         self.staging = Segment.create("staging", staging_bytes)
         own = range(len(self.dataset)) if home == 0 else []
         self.loader = self.dataset.loader(own, self.stores[0], self.board)
+        self.stager = InlineStager(self.dataset)
         self.fetcher = Fetcher(
             0,
             self.dataset.units,
@@ -116,6 +155,7 @@ class Fetching:
             self.staging,
             staging_bytes,
             self.loader,
+            self.stager,
             self.peers,
             self.board,
             self._send,
@@ -131,6 +171,8 @@ class Fetching:
             self.job.peers[1].on_note = self._home_hears
             nursery.start_soon(self.job.pump)
             nursery.start_soon(self.loader.run)
+            nursery.start_soon(self.stager.run)
+            nursery.start_soon(self.fetcher.run)
             await trio.testing.wait_all_tasks_blocked()
             yield nursery
             nursery.cancel_scope.cancel()
@@ -145,13 +187,18 @@ class Fetching:
         for unit in range(len(self.dataset)):
             self.load(unit)
 
-    async def fetch(self, unit: int) -> Message:
+    async def fetch(self, unit: int, *, urgent: bool = True) -> Message:
         """What the mount is told of a unit."""
         begun = len(self.sent)
-        await self.fetcher.fetch(unit)
+        await self.obtain(unit, urgent=urgent)
         answers = [message for message in self.sent[begun:] if message in self.answers_for(unit)]
         assert len(answers) == 1
         return answers[0]
+
+    async def obtain(self, unit: int, *, urgent: bool = True) -> None:
+        """What the engine does for a `Fetch`; the answer is in `sent`."""
+        self.fetcher.begin(unit, urgent)
+        await self.fetcher.fetch(unit)
 
     def answers_for(self, unit: int) -> list[Message]:
         """All that the mount was told of a unit so far."""
@@ -189,11 +236,12 @@ class EngineDouble:
     """The engine's end of a wire: stages what it is asked for, unless it is told otherwise.
 
     `missing`: units that it says it cannot have. `mute`: whether it leaves requests unanswered. `on_fetch`: in place
-    of all that.
+    of all that. `from_source`: units that no peer has.
     """
 
-    def __init__(self, channel: Channel, dataset: Dataset, staging: Segment) -> None:
+    def __init__(self, channel: Channel, dataset: Dataset, staging: Segment, from_source: Collection[int] = ()) -> None:
         self.channel = channel
+        self.from_source = from_source
         self.heard: list[Message] = []
         self.missing: set[int] = set()
         self.mute = False
@@ -202,11 +250,27 @@ class EngineDouble:
         self._places: dict[int, int] = {}
         self._dataset, self._staging = dataset, staging
         self._waiting: list[int] = []
+        self._answered: list[int] = []
 
     @property
     def fetches(self) -> list[int]:
         """Units that were asked for, in order."""
         return [message.unit for message in self.heard if isinstance(message, Fetch)]
+
+    @property
+    def urgent(self) -> list[int]:
+        """Units that were asked for because a reader waits, in order."""
+        return [message.unit for message in self.heard if isinstance(message, Fetch) and message.urgent]
+
+    @property
+    def hurries(self) -> list[int]:
+        """Units that somebody waits for now, in order."""
+        return [message.unit for message in self.heard if isinstance(message, Hurry)]
+
+    @property
+    def unanswered(self) -> list[int]:
+        """Units that were asked for and not answered yet, in order."""
+        return [unit for unit in self.fetches if self.fetches.count(unit) > self._answered.count(unit)]
 
     @property
     def releases(self) -> list[int]:
@@ -233,14 +297,17 @@ class EngineDouble:
     async def answer(self, unit: int) -> None:
         """Answer a request, now or when there is room."""
         if self.on_fetch:
-            await self.channel.send(self.on_fetch(unit))
+            answer = self.on_fetch(unit)
         elif unit in self.missing:
-            await self.channel.send(Missed(unit))
+            answer = Missed(unit)
         elif (at := self.stage(unit)) is not None:
-            await self.channel.send(Ready(unit, at))
+            answer = Ready(unit, at, int(unit in self.from_source))
         else:
             self._waiting.append(unit)
             await self.channel.send(Pressed())
+            return
+        self._answered.append(unit)
+        await self.channel.send(answer)
 
     def stage(self, unit: int) -> int | None:
         """Where a unit now lies in staging; None without room."""
@@ -283,10 +350,14 @@ class Mounted:
             "staging": staging or Segment.create("staging", staging_bytes),
         }
         self.end, self.engine_end = wire.pair()
-        self.engine = EngineDouble(Channel(self.engine_end), self.dataset, segments["staging"])
+        nowhere = np.flatnonzero(placement.home == NOWHERE).tolist()
+        self.engine = EngineDouble(Channel(self.engine_end), self.dataset, segments["staging"], nowhere)
         stores = {rank: store.segment for rank, store in enumerate(self.stores)}
         self.link = EngineLink(Channel(self.end), 0, segments, stores, self.counts)
-        self.reader = Reader(self.link, self.source, self.counts, timeout_s=timeout_s, verify=verify)
+        self.reader = Reader(
+            self.link, self.source, self.counts,
+            timeout_s=timeout_s, verify=verify, staging_bytes=segments["staging"].size,
+        )  # fmt: skip
         for unit in range(len(self.dataset)):
             if home(unit) in (0, 1):
                 self.dataset.publish(self.stores[home(unit)], unit)
@@ -311,18 +382,22 @@ class Mounted:
 
     async def fetch(self, unit: int) -> bool:
         """Have a unit brought near."""
-        return await self.link.fetch(unit, self.dataset.size(unit), self.timeout_s)
+        return await self.link.requests.fetch(unit, self.dataset.size(unit), self.timeout_s)
+
+    async def fetch_ahead(self, unit: int, then: Callable[[bool], None] = lambda good: None) -> None:
+        """Have a unit brought near that nobody waits for yet."""
+        await self.link.requests.fetch_ahead(unit, self.dataset.size(unit), then)
 
     def staged(self, unit: int) -> bytes | None:
         """The bytes of a unit that was fetched and is still there."""
-        whole = self.link.staged(unit, self.dataset.size(unit))
-        return None if whole is None else bytes(whole[HEADER_BYTES:])
+        found = self.link.staged(unit, self.dataset.size(unit))
+        return None if found is None else bytes(found[0][HEADER_BYTES:])
 
     def fill_the_wire(self) -> None:
         """Leave no room on the wire for a further word of the mount."""
         with contextlib.suppress(BlockingIOError):
             while True:
-                self.end.send(wire.encode(Fetch(0)))
+                self.end.send(wire.encode(Release(0)))
 
     def empty_the_wire(self) -> None:
         """Take all words of the mount off the wire, unheard."""

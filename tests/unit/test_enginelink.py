@@ -411,11 +411,11 @@ async def test_who_waits_for_an_entry_is_told_that_the_engine_is_gone() -> None:
 @in_trio_time
 async def test_another_rank_that_asks_is_answered() -> None:
     mounted = Mounted(_FILES)
-    mounted.link.on_asked = lambda group, number: Answer(Reply.AHEAD, 10 * group + number)
+    mounted.link.on_asked = lambda rank, group, number: Answer(Reply.AHEAD, 100 * rank + 10 * group + number)
     async with mounted.running():
         await mounted.engine.channel.send(Asked(5, 7, 3))
         await trio.testing.wait_all_tasks_blocked()
-        assert mounted.engine.heard == [Answered(5, 7, 3, Reply.AHEAD, 73)]
+        assert mounted.engine.heard == [Answered(5, 7, 3, Reply.AHEAD, 573)]
 
 
 @in_trio_time

@@ -24,7 +24,7 @@ _FILES = {b"%02d" % i: b"%02d" % i * (50 + i) for i in range(20)}
 _HUNG_S = 5.0
 
 
-class _Loading:
+class Loading:
     def __init__(self, files: dict[bytes, bytes], own: list[int] | None = None) -> None:
         self.dataset = Dataset(files)
         self.source: MemorySource = self.dataset.source
@@ -61,7 +61,7 @@ class _Loading:
 
 @in_trio
 async def test_every_own_unit_is_loaded_genuine() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     await loading.load_all()
     for unit in loading.own:
         loading.check_loaded(unit)
@@ -71,14 +71,14 @@ async def test_every_own_unit_is_loaded_genuine() -> None:
 
 
 def test_what_is_to_be_loaded_is_known_before() -> None:
-    loading = _Loading(_FILES, own=[0, 3])
+    loading = Loading(_FILES, own=[0, 3])
     assert loading.board[Counter.OWN_UNITS] == 2
     assert loading.board[Counter.OWN_BYTES] == loading.dataset.size(0) + loading.dataset.size(3)
 
 
 @in_trio
 async def test_units_of_others_are_left_alone() -> None:
-    loading = _Loading(_FILES, own=[1, 4, 9])
+    loading = Loading(_FILES, own=[1, 4, 9])
     await loading.load_all()
     states = [loading.store.state(at) for at in loading.dataset.at]
     assert [unit for unit, state in enumerate(states) if state == LOADED] == [1, 4, 9]
@@ -87,7 +87,7 @@ async def test_units_of_others_are_left_alone() -> None:
 
 @in_trio
 async def test_every_byte_is_read_once_and_every_file_closed() -> None:
-    loading = _Loading({b"huge": bytes(2 * EXTENT_BYTES + 5), **_FILES})
+    loading = Loading({b"huge": bytes(2 * EXTENT_BYTES + 5), **_FILES})
     await loading.load_all()
     assert max(Count(loading.source.reads).values()) == 1
     assert sum(size for _, _, size in loading.source.reads) == 2 * EXTENT_BYTES + 5 + sum(map(len, _FILES.values()))
@@ -97,7 +97,7 @@ async def test_every_byte_is_read_once_and_every_file_closed() -> None:
 @in_trio
 async def test_the_extents_of_a_large_file_have_their_own_bytes() -> None:
     data = bytes(range(256)) * (EXTENT_BYTES // 128) + b"the rest"
-    loading = _Loading({b"huge": data})
+    loading = Loading({b"huge": data})
     await loading.load_all()
     assert len(loading.own) == 3
     for unit in loading.own:
@@ -106,7 +106,7 @@ async def test_the_extents_of_a_large_file_have_their_own_bytes() -> None:
 
 @in_trio
 async def test_many_small_files_are_all_loaded() -> None:
-    loading = _Loading({b"%04d" % i: b"%d" % i for i in range(1500)})
+    loading = Loading({b"%04d" % i: b"%d" % i for i in range(1500)})
     await loading.load_all()
     assert loading.counted() == (1500, 0)
     assert max(Count(loading.source.reads).values()) == 1
@@ -114,15 +114,15 @@ async def test_many_small_files_are_all_loaded() -> None:
 
 @in_trio
 async def test_nothing_to_load_is_loaded_at_once() -> None:
-    await _Loading({}).load_all()
-    loading = _Loading(_FILES, own=[])
+    await Loading({}).load_all()
+    loading = Loading(_FILES, own=[])
     await loading.load_all()
     assert loading.source.reads == []
 
 
 @in_trio
 async def test_a_needed_unit_is_loaded_alone_and_not_again() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     async with loading.running():
         assert await loading.loader.need(7)
         loading.check_loaded(7)
@@ -135,7 +135,7 @@ async def test_a_needed_unit_is_loaded_alone_and_not_again() -> None:
 
 @in_trio
 async def test_a_unit_needed_while_it_is_loading_is_read_once() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     results = []
 
     async def need(unit: int) -> None:
@@ -159,7 +159,7 @@ async def test_a_unit_needed_while_it_is_loading_is_read_once() -> None:
 
 @in_trio
 async def test_a_unit_needed_by_several_is_read_once() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     results = []
 
     async def need() -> None:
@@ -175,7 +175,7 @@ async def test_a_unit_needed_by_several_is_read_once() -> None:
 
 @in_trio
 async def test_who_needs_a_unit_does_not_wait_for_the_rest() -> None:
-    loading = _Loading(_FILES, own=list(range(20)))
+    loading = Loading(_FILES, own=list(range(20)))
     with Gate() as gate:
         loading.source.read_gates[b"19"] = gate
         async with loading.running() as nursery:
@@ -213,7 +213,7 @@ _FAULTS = [_open_error, _read_error, _truncated, _changed, _removed]
 def test_what_the_source_does_not_give_is_broken_and_counted(
     fault: Callable[[MemorySource], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     fault(loading.source)
     with caplog.at_level(logging.WARNING):
         in_trio(loading.load_all)()
@@ -226,7 +226,7 @@ def test_what_the_source_does_not_give_is_broken_and_counted(
 
 @pytest.mark.parametrize("fault", _FAULTS, ids=lambda fault: fault.__name__.strip("_"))
 def test_who_needs_a_broken_unit_is_told(fault: Callable[[MemorySource], None]) -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     fault(loading.source)
 
     @in_trio
@@ -244,7 +244,7 @@ def test_who_needs_a_broken_unit_is_told(fault: Callable[[MemorySource], None]) 
 
 @in_trio
 async def test_one_broken_extent_leaves_the_others_of_its_file() -> None:
-    loading = _Loading({b"huge": bytes(2 * EXTENT_BYTES)})
+    loading = Loading({b"huge": bytes(2 * EXTENT_BYTES)})
     loading.source.cut[b"huge"] = EXTENT_BYTES + 10
     await loading.load_all()
     loading.check_loaded(0)
@@ -254,7 +254,7 @@ async def test_one_broken_extent_leaves_the_others_of_its_file() -> None:
 
 @in_trio
 async def test_who_gives_up_waiting_does_not_stop_the_load_for_the_others() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     results: list[bool] = []
 
     async def need() -> None:
@@ -278,7 +278,7 @@ async def test_who_gives_up_waiting_does_not_stop_the_load_for_the_others() -> N
 
 @in_trio
 async def test_a_load_that_nobody_waits_for_any_more_is_waited_for_by_load_all_and_counted() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     with Gate() as gate:
         loading.source.read_gates[b"05"] = gate
         async with loading.running() as nursery:
@@ -302,7 +302,7 @@ async def test_a_load_that_nobody_waits_for_any_more_is_waited_for_by_load_all_a
 
 @in_trio
 async def test_only_what_is_needed_is_loaded_before_load_all_is_called() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     async with loading.running():
         for unit in (3, 11):
             assert await loading.loader.need(unit)
@@ -313,7 +313,7 @@ async def test_only_what_is_needed_is_loaded_before_load_all_is_called() -> None
 
 @in_trio
 async def test_loading_ends_when_all_was_needed() -> None:
-    loading = _Loading(_FILES)
+    loading = Loading(_FILES)
     async with loading.running():
         for unit in loading.own:
             assert await loading.loader.need(unit)
@@ -323,7 +323,7 @@ async def test_loading_ends_when_all_was_needed() -> None:
 
 @in_trio
 async def test_what_is_needed_is_loaded_before_the_rest() -> None:
-    loading = _Loading({b"%04d" % i: b"%d" % i for i in range(2000)})
+    loading = Loading({b"%04d" % i: b"%d" % i for i in range(2000)})
     with contextlib.ExitStack() as gates:
         # Hold every worker in its first batch, so that the rest is still to be taken.
         held = [gates.enter_context(Gate()) for _ in range(WORKERS)]

@@ -55,7 +55,10 @@ class SourceFile(Protocol):
     """One file of a source, open for reading. **Threading.** Reads may come from several threads at once."""
 
     def read_into(self, buffer: memoryview, at: int) -> int:
-        """Fill `buffer` from byte `at` on; less only at the end of the file. OSError with the cause."""
+        """Fill `buffer` from byte `at` on; less only at the end of the file.
+
+        SourceChangedError if the file is no longer what the manifest says; OSError with any other cause.
+        """
 
     def close(self) -> None:
         """Give the file back; idempotent."""

@@ -1,0 +1,114 @@
+"""What one worker thread reads from the source into the store, unit by unit, and what it says of that.
+
+**Threading.** `Batch.read` runs in a worker thread, everything else in the trio thread. They share two deques, whose
+`popleft` and `append` are atomic, and a float. **Invariants.** A unit is in `_units` until the thread begins it or
+`take_back` does; never both.
+"""
+
+from __future__ import annotations
+
+import collections
+import errno
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import trio
+
+from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.sources import Source, SourceFile
+from deepiofs.errors import DeepiofsError
+from deepiofs.memory.placement import Units
+from deepiofs.memory.store import Store
+
+# A unit that takes longer hangs: its thread is left alone, and another has its turn. At most so many are left alone;
+# beyond that the whole source is ill, and more threads would only pile up in it.
+HANGS_AFTER_S = 10.0
+MOST_LEFT_ALONE = 32
+
+# A unit, and why it could not be read.
+Outcome = tuple[int, OSError | DeepiofsError | None]
+
+
+class Filling:
+    """Reads units of a dataset into their places of a store."""
+
+    def __init__(self, units: Units, manifest: Manifest, source: Source, store: Store, place: dict[int, int]) -> None:
+        self._units, self._manifest, self._source = units, manifest, source
+        self._store, self._place = store, place
+
+    def read(self, units: Iterator[int], say: Callable[[Outcome], None]) -> None:
+        """Read and publish; extents of one file that come together share its descriptor."""
+        file: SourceFile | None = None
+        opened = -1
+        for unit in units:
+            row, begin = self._units.place_in_file(unit)
+            error: OSError | DeepiofsError | None = None
+            try:
+                if row != opened:
+                    if file:
+                        file.close()
+                    file = None
+                    file, opened = self._source.open(self._manifest, row), row
+                assert file is not None
+                self._fill(file, unit, begin)
+            except (OSError, DeepiofsError) as failure:
+                error = failure
+                opened = -1  # after ESTALE only a new descriptor helps
+            say((unit, error))
+        if file:
+            file.close()
+
+    def _fill(self, file: SourceFile, unit: int, begin: int) -> None:
+        at, size = self._place[unit], int(self._units.size[unit])
+        if file.read_into(self._store.data(at, size), begin) != size:
+            # Its size is still the index's, else the source would have said so: a server that lost its end.
+            raise OSError(errno.EIO, "shorter than it was when it was indexed")
+        self._store.publish(at, size)
+
+
+class Batch:
+    """Some units under way."""
+
+    def __init__(self, units: Sequence[int]) -> None:
+        self._units = collections.deque(units)
+        self.outcomes: collections.deque[Outcome] = collections.deque()
+        self.reading = units[0]
+        self.over = trio.Event()
+        self.hangs = False
+        self.left_alone = False
+        self._begun = time.monotonic()
+
+    def read(self, filling: Filling) -> None:
+        """In a worker thread."""
+        filling.read(self._begin(), self.outcomes.append)
+
+    def take_back(self) -> list[int]:
+        """The units that are not begun yet; the thread will not begin them."""
+        return list(self._pop_all())
+
+    async def over_in_time(self) -> bool:
+        """Whether it was read without a hang."""
+        while not self.over.is_set():
+            left_s = HANGS_AFTER_S - self.begun_s_ago()
+            if left_s <= 0:
+                return False
+            with trio.move_on_after(left_s):
+                await self.over.wait()
+        return True
+
+    def begun_s_ago(self) -> float:
+        """For how long the present unit has been read."""
+        return time.monotonic() - self._begun
+
+    def _begin(self) -> Iterator[int]:
+        for unit in self._pop_all():
+            self.reading, self._begun = unit, time.monotonic()
+            yield unit
+
+    def _pop_all(self) -> Iterator[int]:
+        while True:
+            try:
+                unit = self._units.popleft()
+            except IndexError:
+                return
+            yield unit
