@@ -21,7 +21,7 @@ def even_size(shares: Ints, parts: int, even: str) -> int | None:
     """Samples of each part; None if they need not be equal. shares: int64 (n_ranks,), samples of each rank."""
     if even == "off":
         return None
-    return int(shares.min(initial=0)) // parts if even == "drop" else -(-int(shares.max(initial=0)) // parts)
+    return int(shares.min()) // parts if even == "drop" else -(-int(shares.max()) // parts)
 
 
 def part_places(n_samples: int, part: int, parts: int, edges: Ints | None = None, size: int | None = None) -> Ints:

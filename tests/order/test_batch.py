@@ -187,6 +187,7 @@ def test_even_parts_are_equal_and_drop_repeats_and_pad_loses_nothing(
 ) -> None:
     n = n if lengths is None else sum(lengths)
     size = even_size(np.array([n, n + other]), parts, even)
+    assert size == (n // parts if even == "drop" else -(-(n + other) // parts))
     dealt = [part_places(n, part, parts, _edges(lengths), size).tolist() for part in range(parts)]
     assert {len(part) for part in dealt} == {size if n else 0}
     served = list(itertools.chain(*dealt))
