@@ -141,6 +141,16 @@ class Reader:
             return None
         return whole[HEADER_BYTES:], Origin.LOCAL if local else Origin.NODE
 
+    def resident(self, row: int) -> memoryview | None:
+        """A file of one unit, if this rank's own memory holds it and nothing has to be compared."""
+        link = self._link
+        content = link.manifest.content_of[row]
+        unit, size = link.first[content], link.manifest.size_of[content]
+        if self._check_local or not 0 < size <= EXTENT_BYTES or link.home(unit) != link.rank or unit in self._bad:
+            return None
+        whole = link.in_node(unit, size)
+        return whole and whole[HEADER_BYTES:]
+
     async def ask_for(self, file: OpenFile, at: int) -> None:
         """Have the unit of a byte fetched, if it is not at hand, without waiting for it."""
         unit = file.first + at // EXTENT_BYTES

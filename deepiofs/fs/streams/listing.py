@@ -24,9 +24,6 @@ class Listing:
     def head_lengths(self, rows: Rows) -> Ints:
         return path_lengths(self._manifest, rows) + 1
 
-    def tail_length(self, size: int) -> int:
-        return 0
-
     def tail_lengths(self, sizes: Ints) -> Ints:
         return np.zeros(len(sizes), np.int64)
 

@@ -60,35 +60,40 @@ class OpenStream:
         await self._close_files()
 
     def _at_hand(self, index: int, at: int, end: int) -> tuple[list[Piece], Origin] | None:
-        """What is there without waiting; None if something is not."""
+        """What is there without waiting; None if something is not. This is what a warm stream's speed depends on."""
         layout, form = self.layout, self.layout.form
+        offset_of, row_of, resident = layout.offset_of, layout.row_of, self._reader.resident
         pieces: list[Piece] = []
         farthest = Origin.LOCAL
         while at < end:
-            if index == len(layout):
+            if index == len(row_of):
                 pieces.append(self._ending(at, end))
                 break
             data_at, data_end = layout.data_range(index)
             if at < data_at:
-                begin = layout.offset_of[index]
-                pieces.append(form.head(layout.row_of[index])[at - begin : end - begin])
-                at = min(data_at, end)
+                begin = offset_of[index]
+                head = form.head(row_of[index])
+                pieces.append(head if at == begin and data_at <= end else head[at - begin : end - begin])
+                at = data_at
             if at < data_end and at < end:
-                upto = min(data_end, end)
-                found = self._piece_at_hand(index, at - data_at, upto - data_at)
-                if found is None:
-                    return None
-                pieces.append(found[0])
-                farthest = max(farthest, found[1])
+                upto = data_end if data_end < end else end
+                whole = resident(row_of[index])
+                if whole is None:
+                    found = self._piece_at_hand(index)
+                    if found is None:
+                        return None
+                    whole, origin = found
+                    farthest = max(farthest, origin)
+                pieces.append(whole[at - data_at : upto - data_at])
                 at = upto
             index += 1
-            after = layout.offset_of[index]
+            after = offset_of[index]
             if at < after and at < end:
                 checksum = self._sum_at_hand(index - 1, data_end - data_at) if form.is_summed else 0
                 if checksum is None:
                     return None
                 pieces.append(form.tail(data_end - data_at, checksum)[at - data_end : end - data_end])
-                at = min(after, end)
+                at = after
         return pieces, farthest
 
     async def _in_time(self, first: int, at: int, end: int) -> tuple[list[Piece], Origin]:
@@ -147,21 +152,21 @@ class OpenStream:
             pieces.append(self._ending(at, end))
         return pieces, farthest
 
-    def _piece_at_hand(self, index: int, begin: int, end: int) -> tuple[Piece, Origin] | None:
-        """A part of the data of a member; large ones go the way of `Reader.read`, which follows and reads ahead."""
+    def _piece_at_hand(self, index: int) -> tuple[memoryview, Origin] | None:
+        """The data of a member; large ones go the way of `Reader.read`, which follows and reads ahead."""
         file = self._file(index)
-        if file.size > EXTENT_BYTES:
-            return None
-        found = self._reader.at_hand(file, file.first)
-        return found and (found[0][begin:end], found[1])
+        return self._reader.at_hand(file, file.first) if file.size <= EXTENT_BYTES else None
 
     def _sum_at_hand(self, index: int, size: int) -> int | None:
         """The checksum of a member's data."""
         if index not in self._sums:
-            found = self._piece_at_hand(index, 0, size) if size else (b"", Origin.LOCAL)
-            if found is None:
-                return None
-            self._sums = {index: self.layout.form.extend(0, found[0])}
+            whole: Piece | None = self._reader.resident(self.layout.row_of[index]) if size else b""
+            if whole is None:
+                found = self._piece_at_hand(index)
+                if found is None:
+                    return None
+                whole = found[0]
+            self._sums = {index: self.layout.form.extend(0, whole)}
         return self._sums[index]
 
     async def _sum(self, index: int, size: int) -> int:

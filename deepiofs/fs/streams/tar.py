@@ -60,6 +60,8 @@ class Tar:
         """tree: what the view says of each file."""
         self._tree = tree
         self._manifest = tree.manifest
+        # Datasets have few kinds of owner: the fields are made once.
+        self._owners: dict[tuple[int, int, int], tuple[bytes, int] | None] = {}
         self._all_ascii = not bool((tree.manifest.columns["names"] >= 0x80).any())
 
     def head_lengths(self, rows: Rows) -> Ints:
@@ -79,25 +81,35 @@ class Tar:
         extra += np.where(foreign, _BLOCK + _rounded(lengths + 1), 0)
         return _BLOCK + extra
 
-    def tail_length(self, size: int) -> int:
-        return -size % _BLOCK
-
     def tail_lengths(self, sizes: Ints) -> Ints:
         return -sizes % _BLOCK
 
     def head(self, row: int) -> bytes:
         """All header blocks of a file."""
-        path, attributes = self._manifest.path(row), self._tree.attributes(row + 1)
-        mtime = attributes.mtime_ns // 1_000_000_000
-        if len(path) > _NAME_MAX or not _fits(attributes, mtime):
-            return _extended(path, attributes, mtime)
-        return _header(path, attributes.mode & 0o7777, attributes.uid, attributes.gid, attributes.size, mtime, _REGULAR)
+        m = self._manifest
+        path, size, mtime = m.path(row), m.size_of[row], m.mtime_ns_of[row] // 1_000_000_000
+        owner = self._owner(row)
+        if len(path) > _NAME_MAX or size > _LARGEST_SIZE or not 0 <= mtime <= _LARGEST_SIZE or owner is None:
+            return _extended(path, self._tree.attributes(row + 1), mtime)
+        numbers = b"%011o\0%011o\0" % (size, mtime)
+        total = sum(path) + owner[1] + sum(numbers) + _REST_SUM
+        return b"%b%b%b%06o\0 0%b" % (path.ljust(_NAME_MAX, b"\0"), owner[0], numbers, total, _BEHIND_KIND)
 
     def tail(self, size: int, checksum: int) -> bytes:
         return bytes(-size % _BLOCK)
 
     def extend(self, checksum: int, data: memoryview | bytes) -> int:
         return 0
+
+    def _owner(self, row: int) -> tuple[bytes, int] | None:
+        """Mode and owner of a file as fields, and the sum of these bytes; None if they do not fit."""
+        key = self._manifest.mode_of[row], self._manifest.uid_of[row], self._manifest.gid_of[row]
+        if key not in self._owners:
+            attributes = self._tree.attributes(row + 1)
+            fields = b"%07o\0%07o\0%07o\0" % (attributes.mode & 0o7777, attributes.uid, attributes.gid)
+            fits = max(attributes.uid, attributes.gid) <= _LARGEST_NUMBER
+            self._owners[key] = (fields, sum(fields)) if fits else None
+        return self._owners[key]
 
     def _numbers(self, rows: Rows) -> list[tuple[_Record, Ints]]:
         columns, tree = self._manifest.columns, self._tree
@@ -123,15 +135,6 @@ def _is_utf8(path: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _fits(attributes: Attributes, mtime: int) -> bool:
-    return (
-        attributes.uid <= _LARGEST_NUMBER
-        and attributes.gid <= _LARGEST_NUMBER
-        and attributes.size <= _LARGEST_SIZE
-        and 0 <= mtime <= _LARGEST_SIZE
-    )
 
 
 def _extended(path: bytes, attributes: Attributes, mtime: int) -> bytes:
@@ -165,6 +168,7 @@ def _header(name: bytes, mode: int, uid: int, gid: int, size: int, mtime: int, k
 
 
 _BEHIND_SUM = sum(_BEHIND_KIND)
+_REST_SUM = _BEHIND_SUM + 8 * 0x20 + _REGULAR[0]
 
 
 def _record(key: bytes, value: bytes) -> bytes:

@@ -43,9 +43,6 @@ class TfRecord:
     def head_lengths(self, rows: Rows) -> Ints:
         return np.full(len(rows), _HEAD_BYTES, np.int64)
 
-    def tail_length(self, size: int) -> int:
-        return _SUM.size
-
     def tail_lengths(self, sizes: Ints) -> Ints:
         return np.full(len(sizes), _SUM.size, np.int64)
 
