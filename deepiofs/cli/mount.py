@@ -97,6 +97,7 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
                 if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
+                    session.read_ahead(here.device_minor)
                     nursery.start_soon(_cancel_when_unmounted, here, filesystem, nursery.cancel_scope)
                 nursery.start_soon(ahead.run)
                 nursery.start_soon(filesystem.streams.ahead.run)
