@@ -206,3 +206,16 @@ def test_stats_show_the_open_streams(mount: MountFactory, varied: Path) -> None:
         assert stats["stream_entropy"] == {name: 1.0}
         assert f'deepiofs_stream_position{{stream="{name}"}}' in view.control("metrics")
     assert view.stats()["stream_position"] == {}
+
+
+def test_opens_with_a_batch_are_drawn_in_the_order_of_the_streams(mount: MountFactory, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    names = [f"{i:03}.txt" for i in range(100)]
+    for name in names:
+        (source / name).write_text(name)
+    view = mount(source, "shuffle=all", "batch=16")
+    drawn = [(view.point / name).read_text() for name in names]
+    assert drawn == parts([view.point], "list", 0, 1)[0].read_text().splitlines()
+    stats = view.stats()
+    assert (stats["entropy"]["planned"], stats["entropy"]["batch"]) == (1.0, 1.0)
