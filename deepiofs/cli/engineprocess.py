@@ -100,7 +100,9 @@ class EngineProcess:
         self.channel.close()
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
+        # One that hangs in the source dies when that answers; nobody waits for it.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(_END_S)
 
     async def _tell(self, message: Message) -> None:
         with contextlib.suppress(EngineLostError):  # what it has to say about its end is still to be received

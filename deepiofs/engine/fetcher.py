@@ -43,6 +43,8 @@ _PRESS_EVERY_S = 0.05
 _SOURCE_S = 0.25
 # For how long a home that did not load in time is not asked to.
 _NO_LOADS_S = 5.0
+# In what part of `timeout` a peer that asked for a load is told how that went.
+_SAID_WITHIN = 0.8
 # Gets at once from one peer for what is fetched ahead: more gain nothing, and what is waited for comes behind them.
 _GETS_AHEAD = 32
 
@@ -112,11 +114,15 @@ class Fetcher:
             async for rank in self._to_probe:
                 nursery.start_soon(self._probe, rank)
 
-    async def fetch(self, unit: int, urgent: bool = True) -> None:
-        """Answer one `Fetch`."""
+    def begin(self, unit: int, urgent: bool) -> None:
+        """A `Fetch` came, and `fetch` will answer it; a `Hurry` may come before that has its turn."""
         fetch = self._fetches[unit] = _Fetch(urgent)
         if urgent:
             fetch.limit.deadline = self._deadline()
+
+    async def fetch(self, unit: int) -> None:
+        """Answer one `Fetch`."""
+        fetch = self._fetches[unit]
         found: tuple[int, bool] | None = None
         with fetch.limit:
             found = await self._obtain(unit, fetch)
@@ -159,7 +165,10 @@ class Fetcher:
     async def _ahead_or_now(self, home: int, unit: int, fetch: _Fetch) -> int | None:
         if fetch.urgent:
             return await self._from_peer(home, unit, urgent=True)
-        async with self._ahead_of.setdefault(home, trio.CapacityLimiter(_GETS_AHEAD)):
+        limiter = self._ahead_of.get(home)
+        if limiter is None:
+            limiter = self._ahead_of[home] = trio.CapacityLimiter(_GETS_AHEAD)
+        async with limiter:
             return await self._from_peer(home, unit, urgent=False)
 
     async def _from_source(self, unit: int, fetch: _Fetch) -> int | None:
@@ -319,8 +328,10 @@ class Fetcher:
         return answer.good
 
     async def _load_for(self, rank: int, unit: int) -> None:
-        """A peer asked for an own unit."""
-        good = await self._loader.need(unit)
+        """A peer asked for an own unit: it hears before it would call this rank late."""
+        good = False
+        with trio.move_on_after(_SAID_WITHIN * self._timeout_s):
+            good = await self._loader.need(unit)
         self._peers.send(rank, Note(NoteKind.LOADED, unit, int(good)))
 
     def _wake(self, rank: int, urgent: bool) -> None:

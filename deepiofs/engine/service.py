@@ -79,7 +79,8 @@ class Service:
             match received[0]:
                 case Fetch(unit, urgent):
                     self._pump.wake(urgent=bool(urgent))
-                    nursery.start_soon(self._fetcher.fetch, unit, bool(urgent))
+                    self._fetcher.begin(unit, bool(urgent))
+                    nursery.start_soon(self._fetcher.fetch, unit)
                 case Hurry(unit):
                     self._pump.wake(urgent=True)
                     self._fetcher.hurry(unit)

@@ -105,7 +105,8 @@ class Reader:
             self._ahead.difference_update(range(file.first, file.first + file.units))
         file.source.mark_closed()
         if file.source.is_open:
-            await trio.to_thread.run_sync(file.source.close)
+            # Nobody waits for it: a source that hangs in close(2) must not keep a mount from ending.
+            trio.lowlevel.start_thread_soon(file.source.close, lambda result: None)
 
     async def read(self, file: OpenFile, at: int, size: int) -> tuple[memoryview | bytes, Origin]:
         """The bytes, shorter only at the end of the file, and the farthest place that they came from.

@@ -25,6 +25,8 @@ from deepiofs.memory.board import Counter
 from deepiofs.memory.placement import EXTENT_BYTES
 from deepiofs.memory.store import span
 
+# Where a sample is to lie; 0 is not known yet.
+_NEAR, _FAR = 1, 2
 # A group drawn so often of late takes the places of claims whose groups were not drawn at all.
 _OFTEN = 8
 
@@ -83,6 +85,7 @@ class Prefetcher:
         self._wanting: dict[int, None] = {}  # groups that have something to claim
         # Claiming a few at a time costs less than claiming each by itself.
         self._every, self._since_claiming = max(count // 8, 1), 0
+        self._lies = bytearray(link.n_samples)
         self._called = trio.Event()
         self._news = trio.Event()
 
@@ -127,8 +130,17 @@ class Prefetcher:
         if self._looked_at[group]:
             self._looked_at[group] -= 1
 
+    def returned(self, group: int, sample: int) -> None:
+        """A sample is the next of its group again, unused: those behind it move down."""
+        if not self._on:
+            return
+        if sample in self._claims or self._at_hand(sample):
+            self._looked_at[group] += 1
+        else:
+            self.changed(group)
+
     def changed(self, group: int) -> None:
-        """The next samples of a group are others: something came back, or another pass begins."""
+        """The next samples of a group are others: something came from another rank, or another pass begins."""
         if self._on:
             self._looked_at[group] = 0
             self._look(group)
@@ -156,10 +168,14 @@ class Prefetcher:
             self._link.requests.engine_late()
 
     def give_up_newest(self) -> bool:
-        """Staging has no room for what a reader waits for: let the claim go that is needed last."""
+        """Staging has no room for what a reader waits for: let the claim go that is needed last.
+
+        It is claimed again after a further draw: those behind it must not be drawn before it for long.
+        """
         sample = next((s for s in reversed(self._claims) if not self._claims[s].missing), None)
         if sample is None:
             return False
+        self._looked_at[self._claims[sample].group] = 0
         self._drop(sample)
         return True
 
@@ -203,17 +219,24 @@ class Prefetcher:
         return True
 
     def _has_room(self, claim: _Claim) -> bool:
-        if len(self._claims) >= self.window and self._share[claim.group] >= _OFTEN:
-            self._drop_idle()
+        often = self._share[claim.group] >= min(_OFTEN, self.window)
+        while not self._fits(claim):
+            if not often or not self._drop_idle():
+                return False
+        return True
+
+    def _fits(self, claim: _Claim) -> bool:
         fits = self.claimed_bytes + claim.span <= self._room_bytes or not self._claims
         return len(self._claims) < self.window and fits
 
-    def _drop_idle(self) -> None:
-        """Let a claim go whose group was not drawn of late."""
+    def _drop_idle(self) -> bool:
+        """Let a claim go whose group was not drawn of late; False if there is none."""
         idle = next((sample for sample, claim in self._claims.items() if not self._share[claim.group]), None)
-        if idle is not None:
-            self._looked_at[self._claims[idle].group] = 0
-            self._drop(idle)
+        if idle is None:
+            return False
+        self._looked_at[self._claims[idle].group] = 0
+        self._drop(idle)
+        return True
 
     async def _claim(self, sample: int, claim: _Claim, urgent: bool = False) -> None:
         """Have a sample fetched."""
@@ -255,20 +278,33 @@ class Prefetcher:
             self._link.requests.staged.let_go(unit)
 
     def _at_hand(self, sample: int) -> bool:
-        return not any(True for _ in self._far_units(sample))
+        lies = self._lies[sample] or self._find(sample)
+        if lies == _FAR:
+            return False
+        return bool(self._link.board[Counter.STATE_WARM]) or not any(True for _ in self._far_units(sample))
+
+    def _find(self, sample: int) -> int:
+        """Whether a sample is to lie in this node's memory as a whole; looked up once."""
+        units = (unit for unit, _ in self._units(sample))
+        lies = self._lies[sample] = _NEAR if all(map(self._link.is_near, units)) else _FAR
+        return lies
 
     def _far_units(self, sample: int) -> Iterator[tuple[int, int]]:
         """(unit, bytes) of a sample that this node's memory does not hold now."""
         link = self._link
         warm = bool(link.board[Counter.STATE_WARM])
+        for unit, length in self._units(sample):
+            if not (warm and link.is_near(unit)) and link.in_node(unit, length) is None:
+                yield unit, length
+
+    def _units(self, sample: int) -> Iterator[tuple[int, int]]:
+        """(unit, bytes) of a sample."""
+        link = self._link
         for row in self._rows_of(sample):
             content = link.manifest.content_of[row]
             size = link.manifest.size_of[content]
             for i in range(-(-size // EXTENT_BYTES)):
-                unit = link.first[content] + i
-                length = min(size - i * EXTENT_BYTES, EXTENT_BYTES)
-                if not (warm and link.is_near(unit)) and link.in_node(unit, length) is None:
-                    yield unit, length
+                yield link.first[content] + i, min(size - i * EXTENT_BYTES, EXTENT_BYTES)
 
     def _tell(self) -> None:
         """Wake who waits for a sample."""

@@ -95,6 +95,8 @@ class Requests:
             then(False)
         elif request is not None:
             request.then.append(then)
+            if urgent:
+                await self.hurry(unit)
         else:
             await self._request(unit, size, urgent, then)
 

@@ -130,6 +130,7 @@ class Shuffle:
 
     async def look(self, thread: int, row: int) -> int:
         """The row whose bytes an open of this name by this thread would read: reserves, does not draw (S6)."""
+        begun = self.told.tells
         binding = self._look(thread, row)
         while binding is None:
             draw = await self._take(self._group_of[self._sample_of[row]])
@@ -139,7 +140,7 @@ class Shuffle:
                 binding = self._reserve(thread, row, draw)
             else:
                 self._give_back(draw)
-        self.told.tell(thread, row, self._manifest.parent_of[row])
+        self.told.tell(thread, row, self._manifest.parent_of[row], begun)
         return self._member(binding.draw.sample, self._member_of(row))
 
     async def open(self, thread: int, row: int) -> Bound:
@@ -233,8 +234,10 @@ class Shuffle:
         return self._binder.reserve(thread, name, draw, members, trio.current_time())
 
     def _give_back(self, draw: Draw) -> None:
-        self._queues[draw.group].give_back(draw)
-        self._ahead.changed(draw.group)
+        queues = self._queues[draw.group]
+        queues.give_back(draw)
+        if draw.number == queues.current:
+            self._ahead.returned(draw.group, draw.sample)
         self._change()
 
     def _member_of(self, row: int) -> int:

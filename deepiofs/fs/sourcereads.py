@@ -107,12 +107,19 @@ class SourceHandle:
 
 
 class _Read:
-    """One read in a thread, which its reader may leave behind."""
+    """One read in a thread, which its reader may leave behind, or leave before there is a thread for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._begun = False
         self._ended = False
         self._left = False
+
+    def begin(self) -> bool:
+        """In the thread: whether its reader still waits."""
+        with self._lock:
+            self._begun = not self._left
+            return self._begun
 
     def end(self) -> bool:
         """In the thread: it is over. Whether it was left behind."""
@@ -121,10 +128,10 @@ class _Read:
             return self._left
 
     def leave(self) -> bool:
-        """Its reader waits no more. Whether it is still under way."""
+        """Its reader waits no more. Whether it is under way, and goes on without it."""
         with self._lock:
             self._left = True
-            return not self._ended
+            return self._begun and not self._ended
 
 
 class SourceReads:
@@ -148,6 +155,8 @@ class SourceReads:
         read, token = _Read(), trio.lowlevel.current_trio_token()
 
         def in_thread() -> bytes:
+            if not read.begin():
+                return b""
             try:
                 return handle.read(self._source, self._manifest, at, length)
             finally:

@@ -23,6 +23,7 @@ class Told:
         self._threads: collections.defaultdict[int, set[int]] = collections.defaultdict(set)
         self._listings: collections.Counter[int] = collections.Counter()
         self._crossed: set[int] = set()
+        self.tells = 0  # so far
 
     def heard_of(self, thread: int) -> None:
         """A request came: what this thread was told before has arrived."""
@@ -32,11 +33,15 @@ class Told:
             if not self._threads[row]:
                 del self._threads[row]
 
-    def tell(self, thread: int, row: int, directory: int) -> None:
-        """A thread is told a row's attributes now; of an unknown thread nothing is known but that it asked."""
+    def tell(self, thread: int, row: int, directory: int, begun: int) -> None:
+        """A thread is told a row's attributes now; of an unknown thread nothing is known but that it asked.
+
+        begun: `tells` when its request came. Whoever was told of the row since may have opened and closed it by now.
+        """
         self.heard_of(thread)
-        if thread == UNKNOWN_THREAD or row in self._threads or self._listings[directory]:
+        if begun != self.tells or thread == UNKNOWN_THREAD or row in self._threads or self._listings[directory]:
             self._crossed.add(row)
+        self.tells += 1
         if thread != UNKNOWN_THREAD:
             self._about[thread] = row
             self._threads[row].add(thread)

@@ -15,11 +15,7 @@ class Arena:
         self.size = size
         self._free: list[tuple[int, int]] = [(0, size)] if size else []
         self._lent: dict[int, int] = {}
-
-    @property
-    def used(self) -> int:
-        """Bytes lent."""
-        return sum(self._lent.values())
+        self.used = 0  # bytes lent
 
     def take(self, size: int) -> int | None:
         """The place of `size` bytes, or None while there is no room."""
@@ -27,6 +23,7 @@ class Arena:
             if end - start >= size:
                 self._free[i : i + 1] = [(start + size, end)] if end - start > size else []
                 self._lent[start] = size
+                self.used += size
                 return start
         return None
 
@@ -36,7 +33,9 @@ class Arena:
 
     def give_back(self, start: int) -> None:
         """Return a place that `take` gave."""
-        end = start + self._lent.pop(start)
+        size = self._lent.pop(start)
+        self.used -= size
+        end = start + size
         i = bisect.bisect_left(self._free, (start, end))
         if i < len(self._free) and self._free[i][0] == end:
             end = self._free.pop(i)[1]
@@ -50,4 +49,5 @@ class Arena:
         ends = [0, *(end for _, end in ranges)]
         assert [start for start, _ in ranges] == ends[:-1], "ranges overlap or have gaps"
         assert ends[-1] == self.size
+        assert self.used == sum(self._lent.values())
         assert all(a[1] < b[0] for a, b in zip(self._free, self._free[1:], strict=False)), "free neighbours not merged"

@@ -3,7 +3,8 @@
 A unit is a file of up to 4 MiB, or a 4 MiB extent of a larger one, so that one huge file is spread over all
 memories. The resident set is static: in one pass every sample is used once, so no policy gives more hits than any
 fixed set of that size, and fixed addresses make every peer's get one-sided. Where not all fits, each group keeps the
-same share of its samples, chosen as if by chance, and each sample is resident as a whole or not at all.
+same share of its samples, chosen as if by chance; of a sample, a rank holds all or nothing, but of the last one that
+it has room for some extents.
 
 Dealing: samples have owners, and their files up to 4 MiB lie with the owner. Within a group (or a directory, where
 nothing is shuffled) samples go round the ranks from large to small, back and forth, so that counts differ by at most

@@ -6,6 +6,10 @@ mounts to compare, by default without exchange, with a full one, and with a full
 alive together and read in turn. Times are added to the round trip between the hosts, half each way; a program in
 Python carries the packets then, and takes its share of the two cores.
 
+Readers that do nothing else take all of both cores, and what carrying bytes between hosts takes of them is missing
+elsewhere. Readers with a step sleep after each file, as those of a training job that wait for the accelerator: then it
+shows whether the latency is hidden.
+
 Cache policy: memory of the mounts warm, the kernel's caches dropped before each measurement. Medians; `of the first`
 is the median of the ratios within each repetition. Target: 0.85 with entropy=1 and prefetch.
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import statistics
 import tempfile
 import time
@@ -37,19 +42,22 @@ def compare(
 ) -> Iterator[list[str]]:
     """The rows of one way to shuffle."""
     with contextlib.ExitStack() as stack, tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as folder:
-        views = []
+        mounts = []
         for number, variant in enumerate(wanted.variant):
             point = Path(folder, str(number))
             point.mkdir()
             options = (f"cache={len(names) * _BYTES}", "staging=256M", f"shuffle={shuffle}", *variant.split(","))
             mount = mpi_mounted(installed_launchers()[0], 2, source, point, *options, lab=lab)
-            views.append(view_of(variant, stack.enter_context(mount), _READERS))
-        for added_ms in wanted.added_ms:
+            mounts.append(stack.enter_context(mount))
+        for added_ms, step_ms in itertools.product(wanted.added_ms, wanted.step_ms):
+            named = zip(wanted.variant, mounts, strict=True)
+            views = [view_of(variant, mount, _READERS, step_ms / 1000) for variant, mount in named]
             with _added(lab, added_ms):
                 measured = take_turns(views, names, wanted.repetitions, _rest)
             first = _rates(measured[views[0].name])
             for view in views:
-                yield [shuffle, f"+ {added_ms:g} ms", *_cells(view.name, measured[view.name], first)]
+                cells = _cells(view.name, measured[view.name], first)
+                yield [shuffle, f"+ {added_ms:g} ms", f"{step_ms:g} ms", *cells]
 
 
 def _rest() -> None:
@@ -90,6 +98,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, help="5")
     parser.add_argument("--variant", action="append", help=f"options of a mount; default: {' and '.join(_VARIANTS)}")
     parser.add_argument("--added-ms", type=float, nargs="+", help="to the round trip; 0 1 2")
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[0, 8], help="of each reader after a file; 0 8")
     parser.add_argument("--shuffle", nargs="+", choices=["dir", "all"])
     wanted = parser.parse_args()
     wanted.files = wanted.files or (400 if wanted.quick else 4000)
@@ -100,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as folder, Lab() as lab:
         names = make_files(Path(folder), wanted.files, _BYTES, -(-wanted.files // _CLASSES))
         print(f"{wanted.files:,} files of 100 KiB, memory warm, kernel's caches dropped; {wanted.repetitions} times")
-        table = Table("shuffle", "round trip", "mount", "files/s", "from - to", "of the first", "from peers",
+        table = Table("shuffle", "round trip", "step", "mount", "files/s", "from - to", "of the first", "from peers",
                       "stalls", "stall ms")  # fmt: skip
         for shuffle in wanted.shuffle:
             for row in compare(lab, Path(folder), names, shuffle, wanted):

@@ -61,7 +61,8 @@ def reload(path: str) -> None:
     units = Units.of(manifest)
     samples = find_samples(manifest)
     group = group_samples(manifest, samples, "off")
-    placement = place(manifest, units, samples, deal_samples(manifest, samples, group, _RANKS), [1 << 40] * _RANKS)
+    owner = deal_samples(manifest, samples, group, _RANKS)
+    placement = place(manifest, units, samples, group, owner, [1 << 40] * _RANKS)
     placed = time.perf_counter() - started
     rows = np.random.default_rng(1).integers(1, manifest.n_rows, _LOOKUPS).tolist()
     paths = [manifest.path(row) for row in rows]

@@ -62,12 +62,14 @@ def take_turns(
     return measured
 
 
-def view_of(name: str, mount: Mount | MpiMount, readers_per_rank: int) -> View:
+def view_of(name: str, mount: Mount | MpiMount, readers_per_rank: int, step_s: float = 0.0) -> View:
     """Readers where the ranks are, through their mounts."""
     if isinstance(mount, Mount):
-        return View(name, [Seat(Place(), mount.point)] * readers_per_rank, lambda: _added([mount.stats()]))
+        return View(name, [Seat(Place(), mount.point, step_s)] * readers_per_rank, lambda: _added([mount.stats()]))
     ranks = range(len(mount.mountpoints))
-    seats = [Seat(mount.places[rank], mount.mountpoints[rank]) for rank in ranks for _ in range(readers_per_rank)]
+    seats = [
+        Seat(mount.places[rank], mount.mountpoints[rank], step_s) for rank in ranks for _ in range(readers_per_rank)
+    ]
     return View(name, seats, lambda: _added([mount.stats(rank) for rank in ranks]))
 
 

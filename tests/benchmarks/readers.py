@@ -1,7 +1,8 @@
 """Reader processes for the benchmarks: open, read to the end, close; nothing else.
 
-The program `python readers.py ROOT` takes names on its standard input, up to an empty line, says "ready", waits for
-another line, reads, and says when it was done and how much it read. It imports no more than that needs.
+The program `python readers.py ROOT STEP_S` takes names on its standard input, up to an empty line, says "ready", waits
+for another line, reads, and says when it was done and how much it read. It imports no more than that needs. After each
+file it sleeps for STEP_S, as a reader does that waits for an accelerator to take what it has read.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a reader process runs, and the directory that it reads through."""
+    """Where a reader process runs, the directory that it reads through, and its step, seconds of sleep per file."""
 
     place: Place
     root: Path
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def files_per_second(root: Path, names: Sequence[str], readers: int, seed: int =
 
 
 def _seated(seat: Seat) -> subprocess.Popen[str]:
-    line = [sys.executable, __file__, str(seat.root)]
+    line = [sys.executable, __file__, str(seat.root), str(seat.step_s)]
     return seat.place.start(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
@@ -109,13 +111,15 @@ def make_files(root: Path, count: int, size: int, per_directory: int = 1000) -> 
     return names
 
 
-def _read(root: str, names: Sequence[str]) -> int:
+def _read(root: str, names: Sequence[str], step_s: float) -> int:
     total = 0
     for name in names:
         fd = os.open(f"{root}/{name}", os.O_RDONLY)
         while got := os.read(fd, _READ_BYTES):
             total += len(got)
         os.close(fd)
+        if step_s:
+            time.sleep(step_s)
     return total
 
 
@@ -124,7 +128,7 @@ def main() -> None:
     names = list(iter(lambda: sys.stdin.readline().rstrip("\n"), ""))
     print("ready", flush=True)
     sys.stdin.readline()
-    total = _read(sys.argv[1], names)
+    total = _read(sys.argv[1], names, float(sys.argv[2]))
     print(json.dumps({"ended": time.monotonic(), "bytes": total}), flush=True)
 
 

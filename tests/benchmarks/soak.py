@@ -1,4 +1,6 @@
-"""Does anything grow? `python -m tests.benchmarks.soak [--reads N | --seconds S]`; exits with 1 if memory does.
+"""Does anything grow? `python -m tests.benchmarks.soak [--reads N | --seconds S] [--files F]`.
+
+Exits with 1 if memory does, or if a read brought other bytes than it had to.
 
 Two ranks of one host that take each other for another node (the network between them), `shuffle=dir`, 4,000 files of 4
 to 16 KB, of which the two caches together hold two fifths: what peers hold goes through staging all the time. Four
@@ -29,7 +31,7 @@ import numpy as np
 from tests.launchers import installed_launchers
 from tests.mounts import MpiMount, mpi_mounted, nothing_left
 
-_DIRECTORIES, _FILES = 8, 4000
+_DIRECTORIES = 8
 _OPTIONS = ("shuffle=dir", "cache=8M", "staging=4M")
 # MPICH then takes each rank for a node, and reaches its memory by the network only.
 _APART = {"MPIR_CVAR_NOLOCAL": "1", "UCX_TLS": "tcp,self"}
@@ -61,17 +63,18 @@ class Shared:
         self.reads: list[Synchronized[int]] = [context.Value("q", 0, lock=False) for _ in range(_READERS)]
         self.wrong: list[Synchronized[int]] = [context.Value("q", 0, lock=False) for _ in range(_READERS)]
         self.over = context.Event()
+        self.examples: multiprocessing.Queue[str] = context.Queue()
 
     @property
     def total(self) -> int:
         return sum(count.value for count in self.reads)
 
 
-def write(source: Path) -> dict[str, bytes]:
+def write(source: Path, files: int) -> dict[str, bytes]:
     """The dataset; its content by name."""
     generator = random.Random(0)
     content = {}
-    for i in range(_FILES):
+    for i in range(files):
         name = f"d{i % _DIRECTORIES}/{i:05}.bin"
         content[name] = b"%08d" % i + generator.randbytes(generator.randrange(4 << 10, 16 << 10))
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -87,20 +90,33 @@ def read(number: int, point: Path, content: dict[str, bytes], shared: Shared) ->
     while not shared.over.is_set():
         name = generator.choice(names)
         if generator.random() < 0.75:
-            data = _read(point / name, os.O_RDONLY, 0, 1 << 20)
+            data, size = _read(point / name, os.O_RDONLY, 0, 1 << 20)
             right = by_tag.get((name.partition("/")[0], data[:8])) == data
         else:
             at = generator.randrange(len(content[name]))
-            data = _read(point / ".deepiofs/exact" / name, os.O_RDONLY | os.O_DIRECT, at, 4096)
+            data, size = _read(point / ".deepiofs/exact" / name, os.O_RDONLY | os.O_DIRECT, at, 4096)
             right = data == content[name][at : at + 4096]
         shared.reads[number].value += 1
-        shared.wrong[number].value += not right
+        if not right:
+            shared.wrong[number].value += 1
+            shared.examples.put(f"reader {number}: {name}, {_compared(data, size, by_tag, name)}")
 
 
-def _read(path: Path, flags: int, at: int, size: int) -> bytes:
+def _compared(data: bytes, size: int, by_tag: dict[tuple[str, bytes], bytes], name: str) -> str:
+    """What is wrong, in words. size: what fstat said after the read."""
+    own = by_tag.get((name.partition("/")[0], data[:8]), b"")
+    common = next((i for i, (a, b) in enumerate(zip(data, own, strict=False)) if a != b), min(len(data), len(own)))
+    rest = "zeros" if not any(data[common:]) else "other bytes"
+    return (
+        f"{len(data)} bytes, fstat {size}; of sample {data[:8]!r} of {len(own)} bytes the first {common}, then {rest}"
+    )
+
+
+def _read(path: Path, flags: int, at: int, size: int) -> tuple[bytes, int]:
+    """Bytes, and the size that the open file is said to have."""
     file = os.open(path, flags)
     try:
-        return os.pread(file, size, at)
+        return os.pread(file, size, at), os.fstat(file).st_size
     finally:
         os.close(file)
 
@@ -163,6 +179,8 @@ def soak(mounted: MpiMount, content: dict[str, bytes], goal: Goal) -> bool:
     seconds = time.monotonic() - started
     wrong, ended = sum(count.value for count in shared.wrong), [reader.exitcode for reader in readers]
     print(f"{shared.total:,} reads in {seconds:.0f} s, {wrong} wrong, readers ended with {ended}; {len(times)} samples")
+    while not shared.examples.empty():
+        print(f"wrong: {shared.examples.get()}")
     for rank in range(_RANKS):
         said = mounted.stats(rank)
         print(f"rank {rank}: pass {said['pass']}, draws {said['draws']:,}, served {said['served']}, {said['errors']}")
@@ -191,11 +209,12 @@ def main() -> None:
     how_long = parser.add_mutually_exclusive_group()
     how_long.add_argument("--reads", type=int)
     how_long.add_argument("--seconds", type=float)
+    parser.add_argument("--files", type=int, default=4000, help="fewer: more readers of one name at a time")
     asked = parser.parse_args()
     goal = Goal(asked.reads if asked.reads or asked.seconds else 2_000_000, asked.seconds)
     with nothing_left(), tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as name:
         folder = Path(name)
-        content = write(folder / "source")
+        content = write(folder / "source", asked.files)
         launcher = installed_launchers()[0]
         with mpi_mounted(launcher, _RANKS, folder / "source", folder, *_OPTIONS, environment=_APART) as mounted:
             well = soak(mounted, content, goal)

@@ -277,12 +277,54 @@ async def test_a_mount_that_was_cut_off_and_comes_back_repeats_nothing_from_then
 async def test_who_asks_while_it_is_out_is_told(threads: list[int]) -> None:
     job = _LossyJob(20, [0, 0, 1])
     async with job.running():
+        await trio.sleep(_TIMEOUT_S)  # it has greeted, and knows of nothing
         job.mounts[0].rollcall._learn({2: 0})
         job.mounts[1].rollcall._learn({2: 0})
+        assert (await job._ask(2, 0, 0, 0)) is not None
+        await trio.sleep(_TIMEOUT_S)
+        assert job.mounts[2].rollcall.losses.since == {2: 0}
         await job.draw_on(range(3), threads, 7, until=3)
-    assert job.mounts[2].rollcall.losses.since == {2: 0}
     by_all = job.drawn_by(range(3))
     assert by_all[1] == by_all[2] == job.names
+
+
+@in_trio_time
+async def test_what_a_rank_that_is_out_has_taken_and_not_drawn_is_drawn_by_another(threads: list[int]) -> None:
+    job = _LossyJob(8, [0, 1])
+    async with job.running():
+        for mount in job.mounts:
+            mount.rollcall._learn({1: 0})
+        await trio.sleep(_TIMEOUT_S)
+        group = int(job.group[job.sample_of[job.names[0]]])
+        await job.mounts[1].look(threads[1], job.row[job.names[0]])
+        assert job.mounts[1].steals == 1
+        for name in job.names[:8]:
+            await job.read(0, threads[0], [name])
+    assert job.mounts[0]._queues_of(group).current == 0
+    assert job.drawn_by([0]) == {0: job.names[:8]}
+
+
+@in_trio_time
+async def test_who_has_promised_to_begin_no_pass_does_not_do_so_for_another(threads: list[int]) -> None:
+    job = _LossyJob(8, [0, 1])
+    mount = job.mounts[0]
+    await job.read(0, threads[0], job.names[:1])
+    mount.rollcall._hold(1, 1)
+    assert mount.asked(1, 0, 1) == Answer(Reply.BUSY)
+    assert mount.asked(1, 0, 0).reply is Reply.SAMPLE
+    mount.rollcall._release(1, 1)
+    assert mount.asked(1, 0, 1).reply is Reply.SAMPLE
+
+
+@in_trio_time
+async def test_who_hears_late_of_a_loss_leaves_what_it_has_not_drawn_to_the_others(threads: list[int]) -> None:
+    job = _LossyJob(12, [0, 0, 1])
+    mount = job.mounts[0]
+    await job.read(0, threads[0], job.names[:1])
+    assert mount.asked(1, 0, 1).reply is Reply.SAMPLE  # of a pass that this mount has not come to
+    mount.rollcall._learn({2: 1})
+    assert mount.asked(1, 0, 0).reply is Reply.SAMPLE
+    assert mount.asked(1, 0, 1) == Answer(Reply.EMPTY)
 
 
 @in_trio_time

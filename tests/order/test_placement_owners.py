@@ -84,8 +84,9 @@ def test_bytes_over_many_classes_agree_within_a_percent(n_ranks: int) -> None:
 def test_all_small_files_of_a_sample_lie_with_its_owner(sizes: dict[bytes, int], n_ranks: int, shuffle: str) -> None:
     manifest = manifest_of(sizes)
     samples, units = find_samples(manifest), Units.of(manifest)
-    owner = deal_samples(manifest, samples, group_samples(manifest, samples, shuffle), n_ranks)
-    placement = place(manifest, units, samples, owner, [_LARGE] * n_ranks)
+    group = group_samples(manifest, samples, shuffle)
+    owner = deal_samples(manifest, samples, group, n_ranks)
+    placement = place(manifest, units, samples, group, owner, [_LARGE] * n_ranks)
     for unit, row in enumerate(units.row.tolist()):
         assert 0 <= placement.home[unit] < n_ranks
         if manifest.size_of[row] <= EXTENT_BYTES:
@@ -95,8 +96,9 @@ def test_all_small_files_of_a_sample_lie_with_its_owner(sizes: dict[bytes, int],
 def test_a_file_of_one_byte_more_is_spread_over_the_ranks() -> None:
     manifest = manifest_of({b"a.bin": 4 * EXTENT_BYTES, b"a.json": 10, b"b.bin": EXTENT_BYTES})
     samples, units = find_samples(manifest), Units.of(manifest)
-    owner = deal_samples(manifest, samples, group_samples(manifest, samples, "off"), 4)
-    placement = place(manifest, units, samples, owner, [_LARGE] * 4)
+    group = group_samples(manifest, samples, "off")
+    owner = deal_samples(manifest, samples, group, 4)
+    placement = place(manifest, units, samples, group, owner, [_LARGE] * 4)
     extents = np.flatnonzero(manifest.sizes[units.row] > EXTENT_BYTES)
     assert sorted(placement.home[extents].tolist()) == [0, 1, 2, 3]
 
@@ -104,8 +106,9 @@ def test_a_file_of_one_byte_more_is_spread_over_the_ranks() -> None:
 def test_what_does_not_fit_with_its_owner_lies_nowhere_and_keeps_its_owner() -> None:
     manifest = manifest_of({b"%d.bin" % i: 1000 for i in range(4)})
     samples, units = find_samples(manifest), Units.of(manifest)
-    owner = deal_samples(manifest, samples, group_samples(manifest, samples, "all"), 2)
-    placement = place(manifest, units, samples, owner, [0, _LARGE])
+    group = group_samples(manifest, samples, "all")
+    owner = deal_samples(manifest, samples, group, 2)
+    placement = place(manifest, units, samples, group, owner, [0, _LARGE])
     assert sorted(owner.tolist()) == [0, 0, 1, 1]
     assert placement.home.tolist() == [NOWHERE if rank == 0 else 1 for rank in owner.tolist()]
 

@@ -186,6 +186,117 @@ def test_who_was_given_up_for_late_serves_all_its_passes_itself() -> None:
     assert drawn == [(0, 4), (1, 5)]
 
 
+# --- The first that is ready -----------------------------------------------------------------------------------------
+
+
+def test_the_first_of_the_window_that_is_ready_is_taken_and_the_skipped_stay_in_order() -> None:
+    queues = _queues([5, 6, 7, 8, 9])
+    assert queues.take(3, lambda sample: sample == 7) == Draw(_GROUP, 0, 7)
+    assert queues.upcoming(5) == [5, 6, 8, 9]
+    assert queues.take(3, lambda sample: sample > 5) == Draw(_GROUP, 0, 6)
+    assert _taken(queues) == [(0, 5), (0, 8), (0, 9)]
+
+
+def test_if_none_of_the_window_is_ready_none_is_taken_though_one_behind_it_is() -> None:
+    queues = _queues([5, 6, 7, 8])
+    assert queues.take(3, lambda sample: sample == 8) is None
+    assert queues.remaining == 4
+    assert queues.take(4, lambda sample: sample == 8) == Draw(_GROUP, 0, 8)
+
+
+def test_others_are_given_from_the_back_also_of_what_was_looked_at() -> None:
+    queues = _queues([5, 6, 7])
+    assert queues.upcoming(3) == [5, 6, 7]
+    assert [queues.asked(0).value for _ in range(2)] == [7, 6]
+    assert queues.upcoming(3) == [5]
+
+
+def test_what_came_back_to_an_earlier_pass_is_not_waited_for() -> None:
+    queues = _queues([], [5])
+    queues.advance()
+    queues.answered(2, 0, Answer(Reply.SAMPLE, 9))
+    assert queues.take(3, lambda sample: False) == Draw(_GROUP, 0, 9)
+    assert queues.take(3, lambda sample: False) is None
+
+
+def test_what_is_to_come_is_of_the_current_pass_only() -> None:
+    queues = _queues([5, 6], [7, 8])
+    assert queues.upcoming(4) == [5, 6]
+    queues.begin(1)
+    assert queues.upcoming(4) == [7, 8]
+
+
+class _OneQueue(RuleBasedStateMachine):
+    """A pass of one rank beside a list, the next sample first; others take from it and give to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out: list[Draw] = []
+        self.gone: list[int] = []
+
+    @initialize(size=st.integers(0, 12))
+    def start(self, size: int) -> None:
+        self.model = list(range(size))
+        self.new = iter(range(size, 1000))
+        self.queues = _queues(list(range(size)))
+
+    @rule(window=st.integers(1, 6), ready=st.sets(st.integers(0, 20)))
+    def take(self, window: int, ready: set[int]) -> None:
+        expected = next((sample for sample in self.model[:window] if sample in ready), None)
+        draw = self.queues.take(window, lambda sample: sample in ready)
+        assert (draw and draw.sample) == expected
+        if draw is not None:
+            self.model.remove(draw.sample)
+            self.out.append(draw)
+
+    @rule(count=st.integers(0, 15))
+    def look_ahead(self, count: int) -> None:
+        upcoming = self.queues.upcoming(count)
+        assert upcoming == self.model[: len(upcoming)]
+        assert len(upcoming) >= min(count, len(self.model))
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        draw = self.out.pop(data.draw(st.integers(0, len(self.out) - 1)))
+        self.queues.give_back(draw)
+        self.model.insert(0, draw.sample)
+
+    @rule()
+    def another_asks(self) -> None:
+        answer = self.queues.asked(0)
+        if answer.reply is Reply.SAMPLE:
+            self.gone.append(answer.value)
+            assert answer.value == self.model.pop()
+        else:
+            assert (answer, self.model) == (_EMPTY, [])
+
+    @rule()
+    def another_gives(self) -> None:
+        sample = next(self.new)
+        self.queues.answered(1, 0, Answer(Reply.SAMPLE, sample))
+        self.model.insert(0, sample)
+
+    @precondition(lambda self: self.gone)
+    @rule()
+    def another_gives_back_what_it_had(self) -> None:
+        sample = self.gone.pop()
+        self.queues.answered(1, 0, Answer(Reply.SAMPLE, sample))
+        self.model.insert(0, sample)
+
+    @invariant()
+    def counts_what_is_here(self) -> None:
+        if hasattr(self, "queues"):
+            assert self.queues.remaining == len(self.model)
+
+    def teardown(self) -> None:
+        assert [sample for _, sample in _taken(self.queues)] == self.model
+
+
+def test_a_queue_is_a_list_from_which_the_first_ready_one_is_taken() -> None:
+    run_state_machine_as_test(_OneQueue, settings=_SETTINGS)
+
+
 # --- A pass begun by command -----------------------------------------------------------------------------------------
 
 

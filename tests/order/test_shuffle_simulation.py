@@ -21,6 +21,7 @@ import trio
 from trio._core import _run
 
 from deepiofs.dataset.samples import find_samples, group_samples
+from deepiofs.fs.prefetch import Prefetcher, Queues
 from deepiofs.fs.rollcall import RollCall
 from deepiofs.fs.shuffle import Bound, Roster, Shuffle
 from deepiofs.memory.placement import deal_samples
@@ -70,6 +71,46 @@ def _classes(n_classes: int, size: int) -> dict[bytes, int]:
     return {b"%02d/%04d.jpg" % (c, i): 1 + c * size + i for c in range(n_classes) for i in range(size)}
 
 
+class _Ahead(Prefetcher):
+    """Fetches nothing: a share of the samples, chosen by chance, is there only when it was waited for."""
+
+    def __init__(self, late: float, rank: int) -> None:
+        self.window = 8 if late else 1
+        self._late, self._random = late, random.Random(rank)
+        self._is_there: dict[int, bool] = {}
+        self._upcoming: Queues | None = None
+
+    def begin(self, queues: Queues, sizes: Sequence[int]) -> None:
+        self._upcoming = queues
+
+    def ready(self, sample: int) -> bool:
+        return self._is_there.setdefault(sample, self._random.random() >= self._late)
+
+    def drawn(self, group: int, sample: int) -> None:
+        self._is_there.pop(sample, None)
+
+    def taken(self, group: int) -> None:
+        """Nothing is counted."""
+
+    def returned(self, group: int, sample: int) -> None:
+        """Nothing is counted."""
+
+    def changed(self, group: int) -> None:
+        """Nothing is fetched."""
+
+    def gone(self, sample: int) -> None:
+        self._is_there.pop(sample, None)
+
+    def restart(self) -> None:
+        self._is_there.clear()
+
+    async def wait(self, group: int, wanted: int) -> None:
+        assert self._upcoming is not None
+        first = self._upcoming.upcoming(group, wanted)[:wanted]
+        await trio.sleep(self._random.random())
+        self._is_there.update(dict.fromkeys(first, True))
+
+
 class _Job:
     """The mounts of a job, and the messages between them.
 
@@ -84,8 +125,10 @@ class _Job:
         entropy: float = 1.0,
         seed: int = 7,
         shuffle: str = "dir",
+        late: float = 0.0,
         rollcall: Callable[[int], RollCall | None] = lambda rank: None,
     ) -> None:
+        """late: the share of samples that are not there when they could first be drawn."""
         self.manifest = manifest_of(sizes)
         samples = find_samples(self.manifest)
         self.group = group_samples(self.manifest, samples, shuffle)
@@ -103,7 +146,7 @@ class _Job:
         roster = Roster(samples.of_row, samples.first, samples.rows, self.group)
         self.mounts = [
             Shuffle(
-                self.manifest, roster, plan,
+                self.manifest, roster, plan, _Ahead(late, rank),
                 rank=rank, n_ranks=len(node), seed=seed, ask=functools.partial(self._ask, rank),
                 rollcall=rollcall(rank),
             )
@@ -261,6 +304,41 @@ async def test_an_epoch_is_a_pass_however_long_messages_take(threads: list[int],
     async with job.running():
         await _epoch(job, threads, shares, chance, readers=3)
     assert job.passes() == {0: job.names}
+
+
+@pytest.mark.parametrize("late", [0.3, 1.0])
+@pytest.mark.parametrize("shares", _SHARES.values(), ids=_SHARES)
+@in_trio_time
+async def test_an_epoch_is_a_pass_though_samples_are_late(threads: list[int], shares: list[int], late: float) -> None:
+    chance = random.Random(2)
+    job = _Job(_classes(3, 25), [0, 0, 1, 1], late=late)
+    job.delay = _delays(chance, 1.0)
+    async with job.running():
+        for _ in range(2):
+            await _epoch(job, threads, shares, chance, readers=3)
+    _assert_exactly_once(job, 1)
+    assert sum(mount.draws for mount in job.mounts) >= 2 * len(job.names) - len(threads)
+    assert all(mount.stalls > 0 for mount, share in zip(job.mounts, shares, strict=True) if share and late == 1)
+    assert all(mount.stall_s > 0 for mount in job.mounts if mount.stalls)
+
+
+@in_trio_time
+async def test_a_draw_comes_before_its_turn_by_less_than_the_window_and_without_need_not_at_all(
+    threads: list[int],
+) -> None:
+    sizes = _classes(1, 200)
+    job, planned = _Job(sizes, [0], late=0.5), _Job(sizes, [0])
+    for each in (job, planned):
+        async with each.running():
+            await _epoch(each, threads, [1], None)
+    turn = {sample: place for place, (_, sample) in enumerate(planned.order(0))}
+    early = [turn[sample] - place for place, (_, sample) in enumerate(job.order(0))]
+    assert job.passes() == planned.passes() == {0: job.names}
+    assert 0 < max(early) < job.mounts[0]._ahead.window
+    assert planned.mounts[0].stalls == 0
+    assert [sample for _, sample in planned.order(0)] == [
+        planned.manifest.path(planned.mounts[0]._rows[sample]) for sample in planned.mounts[0].plan.queue(0, 0, 0)
+    ]
 
 
 @pytest.mark.parametrize("shares", _SHARES.values(), ids=_SHARES)
@@ -451,6 +529,19 @@ async def test_who_needs_the_last_sample_waits_for_a_lookup_to_become_an_open(th
 
 
 # --- A pass begun by command -----------------------------------------------------------------------------------------
+
+
+@in_trio_time
+async def test_a_pass_begun_by_command_while_readers_wait_for_samples_is_whole(threads: list[int]) -> None:
+    job = _Job(_classes(2, 40), [0, 1], late=1.0)
+    async with job.running():
+        with trio.move_on_after(5):
+            await _epoch(job, range(_DEAD, _DEAD + 8), [1, 1], random.Random(1), readers=4)
+        assert 0 < len(job.drawn) < len(job.names)
+        for mount in job.mounts:
+            mount.begin(3)
+        await _epoch(job, threads, [1, 1], random.Random(2), readers=4)
+    assert job.passes()[3] == job.names
 
 
 @in_trio_time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import trio.testing
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Selection, Solo
+from deepiofs.engine.batches import Batch, Filling
 from deepiofs.engine.fetcher import Fetcher
 from deepiofs.engine.loader import Loader, Own
 from deepiofs.engine.peers import Note, NoteKind
@@ -90,8 +92,9 @@ class InlineStager(Stager):
     were read together, in order.
     """
 
-    def __init__(self, dataset: Dataset) -> None:
-        super().__init__(dataset.units, dataset.manifest, dataset.source)
+    def __init__(self, dataset: Dataset, staging: Store, board: Board) -> None:
+        super().__init__(dataset.units, dataset.manifest, dataset.source, staging, board)
+        self._filling = functools.partial(Filling, dataset.units, dataset.manifest, dataset.source, staging)
         self.held = False
         self.batches: list[list[int]] = []
         self._hanging: list[list[SourceRead]] = []
@@ -99,25 +102,25 @@ class InlineStager(Stager):
     async def run(self) -> None:
         while True:
             more = self._more
-            while batch := self._next_batch():
-                self.batches.append([read.unit for read in batch])
+            while reads := self._next():
+                self.batches.append([read.unit for read in reads])
                 if self.held:
-                    self._hanging.append(batch)
+                    self._hanging.append(reads)
                 else:
-                    self._end(batch)
+                    self._end(reads)
             await more.wait()
 
     def let_go(self) -> None:
         """End the reads that hang."""
         self.held = False
         hanging, self._hanging = self._hanging, []
-        for batch in hanging:
-            self._end(batch)
+        for reads in hanging:
+            self._end(reads)
 
-    def _end(self, batch: list[SourceRead]) -> None:
-        self._read_batch(batch)
-        for read in batch:
-            read.finish()
+    def _end(self, reads: list[SourceRead]) -> None:
+        batch = Batch([read.unit for read in reads])
+        batch.read(self._filling({read.unit: read.at for read in reads}))
+        self._settle(batch, {read.unit: read for read in reads})
 
 
 class Fetching:
@@ -146,7 +149,7 @@ class Fetching:
         self.staging = Segment.create("staging", staging_bytes)
         own = range(len(self.dataset)) if home == 0 else []
         self.loader = self.dataset.loader(own, self.stores[0], self.board)
-        self.stager = InlineStager(self.dataset)
+        self.stager = InlineStager(self.dataset, Store(self.staging), self.board)
         self.fetcher = Fetcher(
             0,
             self.dataset.units,

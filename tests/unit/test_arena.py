@@ -36,6 +36,7 @@ class ArenaMachine(RuleBasedStateMachine):
             return multiple()
         assert self.owner[place : place + size] == [None] * size
         self.owner[place : place + size] = [place] * size
+        assert self.arena.size_of(place) == size
         return place
 
     @rule(place=consumes(places))

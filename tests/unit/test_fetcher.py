@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 
 import pytest
@@ -13,12 +14,20 @@ from deepiofs.engine.peers import Note, NoteKind
 from deepiofs.memory.board import Counter
 from deepiofs.memory.placement import NOWHERE
 from deepiofs.memory.store import HEADER_BYTES, span
-from deepiofs.memory.wire import IN_NODE, Missed, Pressed, Ready
+from deepiofs.memory.wire import IN_NODE, Message, Missed, Pressed, Ready
 from tests.doubles import in_trio, in_trio_time
 from tests.unit.jobs import Fetching
 
 _FILES = {b"%02d" % i: b"%02d" % i * 500 for i in range(8)}
 _SPAN = span(1000)
+
+
+def _check_from_source(fetching: Fetching, answer: Message) -> None:
+    """The engine read it itself, and it lies where it says."""
+    assert isinstance(answer, Ready)
+    assert answer.from_source == 1
+    assert answer.unit in itertools.chain(*fetching.stager.batches)
+    assert fetching.staged(answer) == fetching.dataset.data(answer.unit)
 
 
 def _counts(fetching: Fetching) -> dict[str, int]:
@@ -51,7 +60,7 @@ async def test_many_units_are_brought_at_once_each_to_its_own_place() -> None:
     fetching.peers.silent.add(1)
     async with fetching.running() as nursery:
         for unit in range(len(_FILES)):
-            nursery.start_soon(fetching.fetcher.fetch, unit)
+            nursery.start_soon(fetching.obtain, unit)
         await trio.testing.wait_all_tasks_blocked()
         assert fetching.peers.gets_begun == len(_FILES)
         fetching.peers.answer(1)
@@ -89,15 +98,6 @@ async def test_releasing_twice_or_what_was_never_staged_is_nothing() -> None:
 
 
 @in_trio_time
-async def test_a_unit_without_a_home_is_missed() -> None:
-    fetching = Fetching(_FILES, home=NOWHERE)
-    async with fetching.running():
-        assert await fetching.fetch(0) == Missed(0)
-    assert fetching.peers.gets_begun == 0
-    assert fetching.peers.sent == []
-
-
-@in_trio_time
 async def test_a_unit_larger_than_staging_is_missed_at_once() -> None:
     fetching = Fetching(_FILES, staging_bytes=_SPAN - 16)
     fetching.load_all()
@@ -107,6 +107,7 @@ async def test_a_unit_larger_than_staging_is_missed_at_once() -> None:
         assert trio.current_time() == begin
     assert fetching.peers.gets_begun == 0
     assert fetching.sent == [Missed(0)]
+    assert fetching.stager.batches == []
     assert _counts(fetching) == {}
 
 
@@ -151,24 +152,25 @@ def test_a_flipped_state_serves_no_wrong_byte(place: int) -> None:
 
 
 @in_trio_time
-async def test_a_unit_that_differs_twice_is_missed() -> None:
+async def test_a_unit_that_differs_twice_comes_from_the_source() -> None:
     fetching = Fetching(_FILES)
     fetching.load_all()
     fetching.peers.corrupt_next(HEADER_BYTES)
     fetching.peers.corrupt_next(HEADER_BYTES + 1)
     async with fetching.running():
-        assert await fetching.fetch(2) == Missed(2)
+        _check_from_source(fetching, await fetching.fetch(2))
+        fetching.fetcher.release(2)
     assert _counts(fetching) == {"VERIFY_FAILURES": 2}
     assert fetching.lent == 0
 
 
 @in_trio_time
-async def test_a_unit_that_is_rotten_at_its_home_is_missed() -> None:
+async def test_a_unit_that_is_rotten_at_its_home_comes_from_the_source() -> None:
     fetching = Fetching(_FILES)
     fetching.load_all()
     fetching.stores[1].data(fetching.dataset.at[2], 1000)[500] ^= 1
     async with fetching.running():
-        assert await fetching.fetch(2) == Missed(2)
+        _check_from_source(fetching, await fetching.fetch(2))
         answer = await fetching.fetch(3)
         assert fetching.staged(answer) == _FILES[b"03"]
     assert _counts(fetching) == {"VERIFY_FAILURES": 2}
@@ -213,78 +215,144 @@ async def test_a_home_that_has_not_loaded_a_unit_is_asked_to() -> None:
 
 
 @in_trio_time
-async def test_what_the_home_cannot_load_is_missed() -> None:
+async def test_what_the_home_cannot_load_comes_from_the_source() -> None:
     fetching = Fetching(_FILES)
     fetching.on_load = lambda unit: False
     async with fetching.running():
-        assert await fetching.fetch(4) == Missed(4)
+        _check_from_source(fetching, await fetching.fetch(4))
+        fetching.fetcher.release(4)
     assert fetching.lent == 0
     assert _counts(fetching) == {}
 
 
 @in_trio_time
-async def test_what_the_home_has_given_up_is_missed_without_asking() -> None:
+async def test_what_the_home_has_given_up_comes_from_the_source_without_asking() -> None:
     fetching = Fetching(_FILES)
     fetching.stores[1].give_up(fetching.dataset.at[4])
     async with fetching.running():
-        assert await fetching.fetch(4) == Missed(4)
+        _check_from_source(fetching, await fetching.fetch(4))
+        fetching.fetcher.release(4)
     assert fetching.peers.gets_begun == 1
     assert fetching.asked_to_load() == []
     assert fetching.lent == 0
 
 
 @in_trio_time
-async def test_a_home_that_does_not_say_how_it_went_is_late() -> None:
+async def test_a_home_that_does_not_say_how_it_went_is_late_and_not_suspect() -> None:
+    fetching = Fetching(_FILES, timeout_s=3)
+    fetching.on_load = lambda unit: None
+    fetching.load(5)
+    async with fetching.running():
+        begin = trio.current_time()
+        _check_from_source(fetching, await fetching.fetch(4))
+        assert trio.current_time() - begin == pytest.approx(3)
+        assert _counts(fetching) == {"PEER_TIMEOUTS": 1}
+        answer = await fetching.fetch(5)
+        assert fetching.staged(answer) == _FILES[b"05"]
+        assert answer == Ready(5, _SPAN, 0)
+        for unit in (4, 5):
+            fetching.fetcher.release(unit)
+    assert fetching.lent == 0
+
+
+@in_trio_time
+async def test_a_home_that_did_not_load_in_time_is_not_asked_to_for_five_seconds() -> None:
     fetching = Fetching(_FILES, timeout_s=3)
     fetching.on_load = lambda unit: None
     async with fetching.running():
+        await fetching.fetch(4)
         begin = trio.current_time()
-        assert await fetching.fetch(4) == Missed(4)
-        assert trio.current_time() - begin == pytest.approx(3)
-    assert _counts(fetching) == {"PEER_TIMEOUTS": 1, "PEERS_SUSPECT": 1}
-    assert fetching.lent == 0
+        _check_from_source(fetching, await fetching.fetch(5))
+        assert trio.current_time() == begin
+        assert fetching.asked_to_load() == [4]
+        fetching.on_load = fetching.load
+        await trio.sleep(5)
+        assert fetching.staged(await fetching.fetch(6)) == _FILES[b"06"]
+        assert fetching.asked_to_load() == [4, 6]
+
+
+@in_trio_time
+async def test_a_late_word_of_a_load_is_taken_and_the_home_asked_again() -> None:
+    fetching = Fetching(_FILES, timeout_s=3)
+    fetching.on_load = lambda unit: None
+    async with fetching.running() as nursery:
+        nursery.start_soon(fetching.obtain, 4)
+        await trio.sleep(1)
+        nursery.start_soon(fetching.obtain, 5)
+        await trio.sleep(2.5)  # that of unit 4 is late, and the one of unit 5 comes
+        fetching.load(5)
+        fetching.job.peers[1].send(0, Note(NoteKind.LOADED, 5, 1))
+        await trio.testing.wait_all_tasks_blocked()
+        [answer] = fetching.answers_for(5)
+        assert isinstance(answer, Ready)
+        assert not answer.from_source
+        fetching.on_load = fetching.load
+        await fetching.fetch(6)
+        assert fetching.asked_to_load() == [4, 5, 6]
 
 
 @in_trio_time
 async def test_one_who_gives_up_does_not_take_the_answer_from_another() -> None:
     fetching = Fetching(_FILES)
     fetching.on_load = lambda unit: None
-    obtained: list[int | None] = []
 
-    async def obtain() -> None:
-        obtained.append(await fetching.fetcher.obtain(4))
+    async def make_replica() -> None:
+        async with fetching.fetcher.borrowed(4):
+            pass
 
     async with fetching.running() as nursery:
         with trio.CancelScope() as impatient:
             async with trio.open_nursery() as first:
-                first.start_soon(fetching.fetcher.obtain, 4)
+                first.start_soon(make_replica)
                 await trio.testing.wait_all_tasks_blocked()
-                nursery.start_soon(obtain)
+                nursery.start_soon(fetching.obtain, 4)
                 await trio.testing.wait_all_tasks_blocked()
                 impatient.cancel()
         fetching.load(4)
         fetching.job.peers[1].send(0, Note(NoteKind.LOADED, 4, 1))
         await trio.testing.wait_all_tasks_blocked()
-        assert len(obtained) == 1
-        assert obtained[0] is not None
+        assert fetching.asked_to_load() == [4]
+        [answer] = fetching.answers_for(4)
+        assert fetching.staged(answer) == _FILES[b"04"]
+        assert fetching.stager.batches == []
 
 
 # --- Late and failing peers ------------------------------------------------------------------------------------------
 
 
 @in_trio_time
-async def test_a_peer_that_does_not_answer_is_missed_in_time_and_suspect() -> None:
+async def test_what_a_peer_does_not_give_in_time_comes_from_the_source_and_the_peer_is_suspect() -> None:
     fetching = Fetching(_FILES, timeout_s=3)
     fetching.load_all()
     fetching.peers.silent.add(1)
     async with fetching.running():
         begin = trio.current_time()
-        assert await fetching.fetch(1) == Missed(1)
+        _check_from_source(fetching, await fetching.fetch(1))
         assert trio.current_time() - begin == pytest.approx(3)
         assert _counts(fetching) == {"PEER_TIMEOUTS": 1, "PEERS_SUSPECT": 1}
+        assert fetching.lent == 2 * _SPAN  # the late get still has a place
+        fetching.fetcher.release(1)
         fetching.peers.answer(1)
         await trio.testing.wait_all_tasks_blocked()
     assert fetching.lent == 0
+
+
+@in_trio_time
+async def test_if_peer_and_source_are_late_the_mount_is_told_within_the_timeout_and_a_quarter_second() -> None:
+    fetching = Fetching(_FILES, timeout_s=3)
+    fetching.load_all()
+    fetching.peers.silent.add(1)
+    fetching.stager.held = True
+    async with fetching.running():
+        begin = trio.current_time()
+        assert await fetching.fetch(1) == Missed(1)
+        assert trio.current_time() - begin == pytest.approx(3.25)
+        assert fetching.lent == 2 * _SPAN
+        fetching.stager.let_go()
+        fetching.peers.answer(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fetching.lent == 0
+    assert fetching.answers_for(1) == [Missed(1)]
 
 
 @in_trio_time
@@ -295,14 +363,13 @@ async def test_the_place_of_a_late_get_is_lent_until_the_get_ends() -> None:
     async with fetching.running() as nursery:
         assert await fetching.fetch(1) == Missed(1)
         assert fetching.lent == _SPAN
-        await trio.sleep(10)  # the peer is asked again, and its late get still has the only place
-        nursery.start_soon(fetching.fetcher.fetch, 2)
+        nursery.start_soon(fetching.obtain, 2)  # from the source, and the late get still has the only place
         await trio.testing.wait_all_tasks_blocked()
         assert fetching.sent[-1] == Pressed()
         fetching.peers.answer(1)
         await trio.testing.wait_all_tasks_blocked()
         [answer] = fetching.answers_for(2)
-        assert fetching.staged(answer) == _FILES[b"02"]
+        _check_from_source(fetching, answer)
         fetching.fetcher.release(2)
     assert fetching.lent == 0
 
@@ -314,18 +381,59 @@ async def test_a_suspect_is_left_alone_and_then_probed() -> None:
     fetching.peers.silent.add(1)
     async with fetching.running():
         await fetching.fetch(1)
-        fetching.peers.answer(1)
         begun, begin = fetching.peers.gets_begun, trio.current_time()
-        for unit in (1, 2, 3):
-            assert await fetching.fetch(unit) == Missed(unit)
+        for unit in (2, 3, 4):
+            _check_from_source(fetching, await fetching.fetch(unit))
         assert fetching.peers.gets_begun == begun
         assert trio.current_time() == begin
-        await trio.sleep(5)
-        answer = await fetching.fetch(2)
-        assert fetching.staged(answer) == _FILES[b"02"]
+        await trio.sleep(4.9)
+        assert fetching.peers.gets_begun == begun
+        fetching.peers.silent.discard(1)
+        await trio.sleep(0.2)  # the probe, which nobody waits for
+        assert fetching.peers.gets_begun == begun + 1
         assert _counts(fetching) == {"PEER_TIMEOUTS": 1}
-        fetching.fetcher.release(2)
+        answer = await fetching.fetch(5)
+        assert fetching.staged(answer) == _FILES[b"05"]
+        assert fetching.peers.gets_begun == begun + 2
+        for unit in range(1, 6):
+            fetching.fetcher.release(unit)
+        await trio.testing.wait_all_tasks_blocked()
     assert fetching.lent == 0
+
+
+@in_trio_time
+async def test_a_suspect_that_does_not_answer_a_probe_is_not_sent_another_meanwhile() -> None:
+    fetching = Fetching(_FILES, timeout_s=2)
+    fetching.load_all()
+    fetching.peers.silent.add(1)
+    async with fetching.running():
+        await fetching.fetch(1)
+        begun = fetching.peers.gets_begun
+        await trio.sleep(300)
+        assert fetching.peers.gets_begun == begun + 1
+        assert fetching.board[Counter.PEERS_SUSPECT] == 1
+        fetching.peers.answer(1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fetching.board[Counter.PEERS_SUSPECT] == 0
+
+
+@in_trio_time
+async def test_probes_that_fail_come_ever_less_often() -> None:
+    fetching = Fetching(_FILES, timeout_s=2)
+    fetching.load_all()
+    for _ in range(5):
+        fetching.peers.fail_next(OSError(errno.ECONNRESET, "peer is gone"))
+    async with fetching.running():
+        await fetching.fetch(1)
+        probes: list[float] = []
+        begin = trio.current_time()
+        while fetching.board[Counter.PEERS_SUSPECT]:
+            begun = fetching.peers.gets_begun
+            await trio.sleep(1)
+            if fetching.peers.gets_begun > begun:
+                probes.append(trio.current_time() - begin)
+        assert probes == pytest.approx([5, 15, 35, 75, 135], abs=1)
+        assert fetching.board[Counter.MPI_ERRORS] == 1
 
 
 @in_trio_time
@@ -350,22 +458,37 @@ async def test_gets_that_are_late_together_make_a_peer_suspect_once() -> None:
     async with fetching.running():
         async with trio.open_nursery() as nursery:
             for unit in range(len(_FILES)):
-                nursery.start_soon(fetching.fetcher.fetch, unit)
+                nursery.start_soon(fetching.obtain, unit)
         assert fetching.board[Counter.PEER_TIMEOUTS] == len(_FILES)
-        fetching.peers.answer(1)
+        assert fetching.board[Counter.PEERS_SUSPECT] == 1
+        begun = fetching.peers.gets_begun
         await trio.sleep(5.01)
-        assert isinstance(await fetching.fetch(0), Ready)
+        assert fetching.peers.gets_begun == begun + 1
+
+
+@in_trio_time
+async def test_what_waits_for_a_peer_that_is_found_late_waits_no_more() -> None:
+    fetching = Fetching(_FILES, timeout_s=3)
+    fetching.load_all()
+    fetching.peers.silent.add(1)
+    async with fetching.running() as nursery:
+        nursery.start_soon(fetching.obtain, 1)
+        await trio.sleep(2)
+        begin = trio.current_time()
+        _check_from_source(fetching, await fetching.fetch(2))
+        assert trio.current_time() - begin == pytest.approx(1)
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-def test_an_error_of_mpi_is_counted_missed_and_suspect(at_once: bool) -> None:
+def test_an_error_of_mpi_is_counted_and_suspect_and_the_source_read(at_once: bool) -> None:
     @in_trio_time
     async def main() -> None:
         fetching = Fetching(_FILES)
         fetching.load_all()
         fetching.peers.fail_next(OSError(errno.ECONNRESET, "peer is gone"), at_once=at_once)
         async with fetching.running():
-            assert await fetching.fetch(1) == Missed(1)
+            _check_from_source(fetching, await fetching.fetch(1))
+            fetching.fetcher.release(1)
             assert fetching.lent == 0
         assert _counts(fetching) == {"MPI_ERRORS": 1, "PEERS_SUSPECT": 1}
         assert fetching.board[Counter.GETS] == 0
@@ -380,6 +503,7 @@ async def test_a_late_get_that_ends_in_an_error_gives_its_place_back() -> None:
     fetching.peers.silent.add(1)
     async with fetching.running():
         await fetching.fetch(1)
+        fetching.fetcher.release(1)
         fetching.peers.fail_next(OSError(errno.ECONNRESET, "peer is gone"))
         fetching.peers.answer(1)
         await trio.testing.wait_all_tasks_blocked()
@@ -392,7 +516,7 @@ async def test_a_get_that_ends_as_it_is_given_up_gives_its_place_back() -> None:
     fetching.load_all()
     fetching.peers.silent.add(1)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetching.fetcher.obtain, 1)
+        nursery.start_soon(fetching.obtain, 1)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
         fetching.peers.silent.clear()
@@ -407,7 +531,7 @@ async def test_a_get_that_fails_at_once_as_it_is_given_up_gives_its_place_back()
     fetching.peers.fail_next(OSError(errno.ECONNRESET, "peer is gone"), at_once=True)
     with trio.CancelScope() as scope:
         scope.cancel()
-        await fetching.fetcher.obtain(1)
+        await fetching.obtain(1)
     assert fetching.lent == 0
 
 
@@ -421,7 +545,7 @@ async def test_without_room_the_mount_is_pressed_and_the_fetch_goes_on_after_a_r
     async with fetching.running() as nursery:
         await fetching.fetch(0)
         await fetching.fetch(1)
-        nursery.start_soon(fetching.fetcher.fetch, 2)
+        nursery.start_soon(fetching.obtain, 2)
         await trio.testing.wait_all_tasks_blocked()
         assert fetching.sent[-1] == Pressed()
         assert fetching.answers_for(2) == []
@@ -441,7 +565,7 @@ async def test_all_who_wait_for_room_get_it_in_the_end() -> None:
     fetching.load_all()
     async with fetching.running() as nursery:
         for unit in range(len(_FILES)):
-            nursery.start_soon(fetching.fetcher.fetch, unit)
+            nursery.start_soon(fetching.obtain, unit)
         served: set[int] = set()
         while len(served) < len(_FILES):
             await trio.testing.wait_all_tasks_blocked()
@@ -510,7 +634,7 @@ async def test_mount_and_replica_may_want_a_unit_at_once() -> None:
             copies.append(bytes(whole[HEADER_BYTES:]))
 
     async with fetching.running() as nursery:
-        nursery.start_soon(fetching.fetcher.fetch, 5)
+        nursery.start_soon(fetching.obtain, 5)
         nursery.start_soon(make_replica)
         await trio.testing.wait_all_tasks_blocked()
         fetching.peers.answer(1)
@@ -607,22 +731,149 @@ async def test_a_node_mate_is_asked_to_load() -> None:
 
 
 @in_trio_time
-async def test_a_node_mate_that_does_not_answer_is_late() -> None:
+async def test_what_a_node_mate_does_not_load_in_time_comes_from_the_source() -> None:
     fetching = Fetching(_FILES, mates=True)
     fetching.peers.deaf.add(1)
     async with fetching.running():
-        assert await fetching.fetch(2) == Missed(2)
-    assert _counts(fetching) == {"PEER_TIMEOUTS": 1, "PEERS_SUSPECT": 1}
+        begin = trio.current_time()
+        _check_from_source(fetching, await fetching.fetch(2))
+        assert trio.current_time() - begin == pytest.approx(5)
+        _check_from_source(fetching, await fetching.fetch(4))
+        assert trio.current_time() - begin == pytest.approx(5)
+    assert _counts(fetching) == {"PEER_TIMEOUTS": 1}
 
 
 @in_trio_time
-async def test_units_of_a_suspect_node_mate_that_are_loaded_are_used_all_the_same() -> None:
+async def test_units_of_a_late_node_mate_that_are_loaded_are_used_all_the_same() -> None:
     fetching = Fetching(_FILES, mates=True)
     fetching.load(3)
     fetching.peers.deaf.add(1)
     async with fetching.running():
+        await fetching.fetch(2)
+        assert await fetching.fetch(3) == Ready(3, IN_NODE, 0)
+
+
+# --- From the source -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("urgent", [True, False])
+def test_a_unit_without_a_home_is_staged_from_the_source(urgent: bool) -> None:
+    @in_trio_time
+    async def main() -> None:
+        fetching = Fetching(_FILES, home=NOWHERE)
+        async with fetching.running():
+            _check_from_source(fetching, await fetching.fetch(0, urgent=urgent))
+            assert fetching.lent == _SPAN
+            assert fetching.board[Counter.SOURCE_BYTES] == 1000
+            fetching.fetcher.release(0)
+            assert fetching.lent == 0
+        assert fetching.peers.gets_begun == 0
+        assert fetching.peers.sent == []
+
+    main()
+
+
+@pytest.mark.parametrize("on_open", [True, False])
+def test_what_the_source_does_not_give_is_missed_and_its_place_given_back(on_open: bool) -> None:
+    @in_trio_time
+    async def main() -> None:
+        fetching = Fetching(_FILES, home=NOWHERE)
+        source = fetching.dataset.source
+        (source.open_errors if on_open else source.read_errors)[b"02"] = errno.EIO
+        async with fetching.running():
+            assert await fetching.fetch(2) == Missed(2)
+            assert fetching.lent == 0
+        assert fetching.board[Counter.SOURCE_BYTES] == 0
+        assert source.open_now == 0
+
+    main()
+
+
+@in_trio_time
+async def test_a_late_source_is_missed_in_time_and_its_place_lent_until_it_is_done() -> None:
+    fetching = Fetching(_FILES, home=NOWHERE, timeout_s=3)
+    fetching.stager.held = True
+    async with fetching.running():
+        begin = trio.current_time()
         assert await fetching.fetch(2) == Missed(2)
-        assert await fetching.fetch(3) == Ready(3, IN_NODE)
+        assert trio.current_time() - begin == pytest.approx(3.25)
+        assert fetching.lent == _SPAN
+        fetching.stager.let_go()
+        assert fetching.lent == 0
+        _check_from_source(fetching, await fetching.fetch(2))
+    assert fetching.board[Counter.SOURCE_BYTES] == 1000
+
+
+@in_trio_time
+async def test_nobody_waits_for_what_is_fetched_ahead_so_it_has_no_deadline() -> None:
+    fetching = Fetching(_FILES, home=NOWHERE, timeout_s=3)
+    fetching.stager.held = True
+    async with fetching.running() as nursery:
+        nursery.start_soon(lambda: fetching.obtain(2, urgent=False))
+        await trio.sleep(1000)
+        assert fetching.sent == []
+        fetching.stager.let_go()
+        await trio.testing.wait_all_tasks_blocked()
+        [answer] = fetching.answers_for(2)
+        _check_from_source(fetching, answer)
+
+
+@in_trio_time
+async def test_what_was_fetched_ahead_has_a_deadline_from_when_somebody_waits_for_it() -> None:
+    fetching = Fetching(_FILES, home=NOWHERE, timeout_s=3)
+    fetching.stager.held = True
+    async with fetching.running() as nursery:
+        nursery.start_soon(lambda: fetching.obtain(2, urgent=False))
+        await trio.sleep(10)
+        fetching.fetcher.hurry(2)
+        fetching.fetcher.hurry(2)
+        await trio.sleep(3.2)
+        assert fetching.sent == []
+        await trio.sleep(0.1)
+        assert fetching.sent == [Missed(2)]
+        fetching.fetcher.hurry(2)  # too late to mean anything
+        fetching.stager.let_go()
+    assert fetching.lent == 0
+
+
+@in_trio_time
+async def test_a_hurry_may_come_before_the_task_has_its_turn() -> None:
+    fetching = Fetching(_FILES, home=NOWHERE, timeout_s=3)
+    fetching.stager.held = True
+    async with fetching.running() as nursery:
+        fetching.fetcher.begin(2, urgent=False)
+        fetching.fetcher.hurry(2)
+        nursery.start_soon(fetching.fetcher.fetch, 2)
+        await trio.sleep(3.3)
+        assert fetching.sent == [Missed(2)]
+        fetching.stager.let_go()
+    assert fetching.lent == 0
+
+
+@in_trio_time
+async def test_of_what_is_fetched_ahead_from_one_peer_32_gets_are_begun_at_once_and_readers_come_besides() -> None:
+    files = {b"%02d" % i: b"%02d" % i * 50 for i in range(50)}
+    fetching = Fetching(files)
+    fetching.load_all()
+    fetching.peers.silent.add(1)
+
+    async def fetch_ahead(unit: int) -> None:
+        await fetching.obtain(unit, urgent=False)
+
+    async with fetching.running() as nursery:
+        for unit in range(40):
+            nursery.start_soon(fetch_ahead, unit)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fetching.peers.gets_begun == 32
+        nursery.start_soon(fetching.obtain, 45)
+        await trio.testing.wait_all_tasks_blocked()
+        assert fetching.peers.gets_begun == 33
+        fetching.peers.answer(1)
+        await trio.testing.wait_all_tasks_blocked()
+        for unit in (*range(40), 45):
+            [answer] = fetching.answers_for(unit)
+            assert fetching.staged(answer) == fetching.dataset.data(unit)
+    assert fetching.stager.batches == []
 
 
 # --- For the peers ---------------------------------------------------------------------------------------------------

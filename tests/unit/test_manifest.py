@@ -149,8 +149,8 @@ def test_a_row_takes_at_most_100_bytes_beside_its_name() -> None:
     m = manifest_of({b"%04d" % i: 1000 for i in range(1000)})
     units = Units.of(m)
     samples = find_samples(m)
-    owner = deal_samples(m, samples, group_samples(m, samples, "off"), 4)
-    placement = place(m, units, samples, owner, [1 << 30] * 4)
+    group = group_samples(m, samples, "off")
+    placement = place(m, units, samples, group, deal_samples(m, samples, group, 4), [1 << 30] * 4)
     of_rows = [array for name, array in m.columns.items() if name != "names"]
     per_row = [array.itemsize for array in (*of_rows, units.first, units.row, units.size, placement.home, placement.at)]
     assert sum(per_row) <= 100

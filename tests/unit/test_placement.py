@@ -57,7 +57,7 @@ class _Job:
         self.samples: Samples = find_samples(self.manifest)
         self.group = group_samples(self.manifest, self.samples, shuffle)
         self.owner = deal_samples(self.manifest, self.samples, self.group, len(capacities))
-        self.placement = place(self.manifest, self.units, self.samples, self.owner, capacities)
+        self.placement = place(self.manifest, self.units, self.samples, self.group, self.owner, capacities)
         self.capacities = capacities
 
     def large(self) -> npt.NDArray[np.bool_]:
@@ -215,17 +215,112 @@ def test_with_room_for_all_nothing_is_nowhere(sizes: dict[bytes, int], n_ranks: 
     assert (_Job(sizes, [_LARGE] * n_ranks).placement.home != NOWHERE).all()
 
 
-@given(_DATASETS, _RANKS, st.data())
-def test_a_unit_is_nowhere_only_from_the_first_that_does_not_fit(
-    sizes: dict[bytes, int], n_ranks: int, data: st.DataObject
+# --- Where not all fits ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def _tight(draw: st.DrawFn) -> tuple[_Job, _Job]:
+    """A dataset with room for all of it, and the same with less, or none, on each rank."""
+    sizes, n_ranks, shuffle = draw(_DATASETS), draw(_RANKS), draw(st.sampled_from(["off", "dir", "all"]))
+    roomy = _Job(sizes, [_LARGE] * n_ranks, shuffle)
+    rooms = [st.one_of(st.integers(0, int(used)), st.just(_LARGE)) for used in roomy.placement.store_bytes]
+    return roomy, _Job(sizes, [draw(room) for room in rooms], shuffle)
+
+
+def _pieces(job: _Job, dealt: npt.NDArray[np.int32]) -> dict[tuple[int, ...], list[int]]:
+    """What is kept together: the small files of a sample on its rank; each extent of a larger file by itself."""
+    pieces: dict[tuple[int, ...], list[int]] = {}
+    sample = job.samples.of_row[job.units.row]
+    for unit, is_extent in enumerate(job.large().tolist()):
+        key = (int(dealt[unit]), int(sample[unit]), *([unit] if is_extent else []))
+        pieces.setdefault(key, []).append(unit)
+    return pieces
+
+
+@given(_tight())
+def test_less_room_moves_nothing_to_another_rank(made: tuple[_Job, _Job]) -> None:
+    roomy, tight = made
+    stays = tight.placement.home != NOWHERE
+    assert (tight.placement.home[stays] == roomy.placement.home[stays]).all()
+
+
+@given(_tight())
+def test_the_small_files_of_a_sample_are_resident_together_or_not_at_all(made: tuple[_Job, _Job]) -> None:
+    roomy, tight = made
+    for units in _pieces(roomy, roomy.placement.home).values():
+        assert len(set(tight.placement.home[units].tolist())) == 1
+
+
+@given(_tight())
+def test_room_is_left_only_where_the_next_piece_does_not_fit(made: tuple[_Job, _Job]) -> None:
+    roomy, tight = made
+    pieces = _pieces(roomy, roomy.placement.home)
+    for rank, capacity in enumerate(tight.capacities):
+        left_out = [
+            sum(span(int(tight.units.size[unit])) for unit in units)
+            for key, units in pieces.items()
+            if key[0] == rank and tight.placement.home[units[0]] == NOWHERE
+        ]
+        if left_out:
+            assert max(left_out) > capacity - tight.placement.store_bytes[rank]
+
+
+@given(_tight())
+def test_of_the_samples_on_a_rank_one_at_most_is_resident_in_part(made: tuple[_Job, _Job]) -> None:
+    roomy, tight = made
+    resident: dict[tuple[int, int], set[bool]] = {}
+    for (rank, sample, *_), units in _pieces(roomy, roomy.placement.home).items():
+        resident.setdefault((rank, sample), set()).add(bool(tight.placement.home[units[0]] != NOWHERE))
+    for rank in range(len(tight.capacities)):
+        assert sum(len(kinds) > 1 for key, kinds in resident.items() if key[0] == rank) <= 1
+
+
+@given(st.integers(1, 30), st.integers(2, 12), st.integers(1, 5), st.sampled_from(["off", "dir"]), st.floats(0, 1))
+def test_each_of_equal_groups_keeps_the_same_number_of_samples(
+    size: int, n_groups: int, n_ranks: int, shuffle: str, share: float
 ) -> None:
-    roomy = _Job(sizes, [_LARGE] * n_ranks)
-    capacities = [data.draw(st.integers(0, int(roomy.placement.store_bytes[rank]))) for rank in range(n_ranks)]
-    tight = _Job(sizes, capacities)
-    for rank, capacity in enumerate(capacities):
-        dealt = np.flatnonzero(roomy.placement.home == rank)
-        ends = roomy.placement.at[dealt] + span(roomy.units.size[dealt].astype(np.int64))
-        assert tight.placement.home[dealt].tolist() == [rank if end <= capacity else NOWHERE for end in ends.tolist()]
+    n_samples = size * n_ranks
+    sizes = {b"%02d/%03d" % (group, i): 1000 for group in range(n_groups) for i in range(n_samples)}
+    room = UNITS_AT + int(share * n_groups * size * span(1000))
+    job = _Job(sizes, [room] * n_ranks, shuffle)
+    directory = job.manifest.parents[job.units.row]
+    for rank in range(n_ranks):
+        kept = Counter(directory[job.placement.home == rank].tolist())
+        counts = [kept[row] for row in set(directory.tolist())]
+        assert max(counts) - min(counts) <= 1
+        assert sum(counts) == (room - UNITS_AT) // span(1000)
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=8), st.floats(0, 1))
+def test_groups_of_different_sizes_keep_the_same_share_to_within_a_sample(counts: list[int], share: float) -> None:
+    sizes = {b"%02d/%03d" % (group, i): 1000 for group, count in enumerate(counts) for i in range(count)}
+    job = _Job(sizes, [UNITS_AT + int(share * sum(counts) * span(1000))], "dir")
+    parents = job.manifest.parents[job.units.row]
+    kept = Counter(parents[job.placement.home == 0].tolist())
+    shares = [(kept[row] / count, 1 / count) for row, count in Counter(parents.tolist()).items()]
+    for (one, step), (other, other_step) in itertools.combinations(shares, 2):
+        assert abs(one - other) < step + other_step
+
+
+def test_what_is_kept_is_not_the_beginning_of_a_directory() -> None:
+    job = _Job({b"%04d" % i: 1000 for i in range(1000)}, [UNITS_AT + 500 * span(1000)])
+    kept = np.flatnonzero(job.placement.home == 0)
+    assert len(kept) == 500
+    for begin in range(0, 1000, 100):
+        assert 35 <= ((kept >= begin) & (kept < begin + 100)).sum() <= 65
+
+
+def test_a_file_larger_than_the_room_is_resident_as_far_as_there_is_room() -> None:
+    job = _Job({b"huge": 75 * EXTENT_BYTES}, [50 * EXTENT_BYTES])
+    assert (job.placement.home == 0).sum() == 49
+
+
+@pytest.mark.parametrize("place", [b"a", b"t", b"z"])
+def test_beside_a_file_larger_than_the_room_all_of_the_room_is_used(place: bytes) -> None:
+    sizes = {b"s/%03d" % i: 100_000 for i in range(500)}
+    room = 60_000_000
+    job = _Job({**sizes, place + b"/huge": 75 * EXTENT_BYTES}, [room])
+    assert room - span(EXTENT_BYTES) < job.placement.store_bytes[0] <= room
 
 
 def test_no_rank_has_room_for_anything_in_a_job_without_cache() -> None:

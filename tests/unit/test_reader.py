@@ -7,6 +7,7 @@ import errno
 import logging
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -17,7 +18,7 @@ from deepiofs.fs.fetch import OpenFile
 from deepiofs.memory.board import Counter
 from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
 from deepiofs.memory.store import span
-from deepiofs.memory.wire import Channel, Fetch, Release
+from deepiofs.memory.wire import Channel, Fetch, Hurry, Release
 from tests.doubles import Gate, in_trio, in_trio_time
 from tests.unit.jobs import Fetching, Mounted
 
@@ -123,7 +124,7 @@ _EDGE = EXTENT_BYTES
 
 @in_trio
 async def test_a_read_may_cross_extents_that_lie_in_different_places() -> None:
-    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: [0, 2, NOWHERE][unit], staging_bytes=8 << 20)
+    mounted = Mounted({b"huge": _HUGE}, home=lambda unit: [0, 2, NOWHERE][unit], staging_bytes=14 << 20)
     async with mounted.running():
         for at, size, farthest in (
             (0, 100, Origin.LOCAL),
@@ -136,7 +137,9 @@ async def test_a_read_may_cross_extents_that_lie_in_different_places() -> None:
             (0, len(_HUGE), Origin.SOURCE),
         ):
             assert await _read(mounted, b"huge", at, size) == (_HUGE[at : at + size], farthest)
-        assert mounted.engine.fetches == [1]
+        # The last extent is brought whole where what lies before it is read too.
+        assert mounted.engine.fetches == [1, 2]
+        assert mounted.source.reads == [(b"huge", 2 * _EDGE, 50)]
     assert mounted.source.open_now == 0
 
 
@@ -173,6 +176,193 @@ async def test_several_readers_of_one_unit_share_one_fetch() -> None:
             readers.start_soon(read)
     assert results == [(_FILES[b"5"], Origin.PEER)] * 10
     assert mounted.engine.fetches == [5]
+
+
+# --- What no memory holds --------------------------------------------------------------------------------------------
+
+_REQUEST = 128 << 10
+_MANY = 9 * EXTENT_BYTES + 1000
+
+
+def _big(size: int) -> bytes:
+    """Bytes that tell where they are."""
+    return np.arange(-(-size // 8), dtype=np.uint64).tobytes()[:size]
+
+
+async def _read_in_order(mounted: Mounted, file: OpenFile, begin: int, end: int) -> list[Origin]:
+    """Read a range in requests as the kernel makes them; where each came from."""
+    origins = []
+    for at in range(begin, end, _REQUEST):
+        data, origin = await mounted.reader.read(file, at, _REQUEST)
+        assert data == mounted.source.files[mounted.reader.name(file).encode()][0][at : at + _REQUEST]
+        origins.append(origin)
+    await trio.testing.wait_all_tasks_blocked()
+    return origins
+
+
+@in_trio
+async def test_a_file_of_one_request_is_read_without_the_engine() -> None:
+    mounted = Mounted({b"small": _big(_REQUEST)}, home=lambda unit: NOWHERE)
+    async with mounted.running():
+        assert await _read(mounted, b"small") == (_big(_REQUEST), Origin.SOURCE)
+    assert mounted.engine.heard == []
+    assert mounted.source.reads == [(b"small", 0, _REQUEST)]
+    assert mounted.counts.source_bytes == _REQUEST
+
+
+@pytest.mark.parametrize("size", [_REQUEST + 1, EXTENT_BYTES])
+@pytest.mark.parametrize("begin", [0, _REQUEST // 2])
+def test_a_file_of_several_requests_is_staged_whole_wherever_it_is_read_first(size: int, begin: int) -> None:
+    @in_trio
+    async def main() -> None:
+        mounted = Mounted({b"image": _big(size)}, home=lambda unit: NOWHERE, staging_bytes=32 << 20)
+        async with mounted.running():
+            file = _open(mounted, b"image")
+            assert mounted.reader.origin(file) is Origin.SOURCE
+            assert set(await _read_in_order(mounted, file, begin, size)) == {Origin.SOURCE}
+            assert mounted.reader.origin(file) is Origin.SOURCE
+        assert mounted.engine.heard == [Fetch(0, 1)]
+        assert mounted.source.reads == []
+        assert mounted.counts.source_bytes == 0  # the engine counts its own
+
+    main()
+
+
+@in_trio
+async def test_a_big_file_that_is_read_here_and_there_is_read_exactly_as_asked() -> None:
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging_bytes=64 << 20)
+    places = [(5 * _EDGE + 17, 1000), (_EDGE - 100, 200), (8 * _EDGE, _REQUEST), (3 * _EDGE + 3, 1), (_MANY - 10, 10)]
+    async with mounted.running():
+        file = _open(mounted, b"huge")
+        for at, size in places:
+            data, origin = await mounted.reader.read(file, at, size)
+            assert (bytes(data), origin) == (_big(_MANY)[at : at + size], Origin.SOURCE)
+        await mounted.reader.close(file)
+    assert mounted.engine.heard == []
+    assert mounted.source.reads == [
+        (b"huge", 5 * _EDGE + 17, 1000),
+        (b"huge", _EDGE - 100, 100),
+        (b"huge", _EDGE, 100),
+        *((b"huge", at, size) for at, size in places[2:]),
+    ]
+    assert mounted.counts.source_bytes == sum(size for _, size in places)
+    assert mounted.source.open_now == 0
+
+
+@in_trio
+async def test_of_a_file_that_is_read_in_order_the_next_two_extents_are_fetched_ahead() -> None:
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging_bytes=64 << 20)
+    async with mounted.running():
+        file = _open(mounted, b"huge")
+        asked = []
+        for extent in range(9):
+            await _read_in_order(mounted, file, extent * _EDGE, extent * _EDGE + _REQUEST)
+            asked.append(sorted(mounted.engine.fetches))
+            await _read_in_order(mounted, file, extent * _EDGE + _REQUEST, (extent + 1) * _EDGE)
+            assert sorted(mounted.engine.fetches) == asked[-1]
+        assert asked == [list(range(min(extent + 3, 10))) for extent in range(9)]
+        assert mounted.engine.urgent == [0]
+        await mounted.reader.close(file)
+    assert mounted.source.reads == []
+
+
+@in_trio
+async def test_of_a_file_that_peers_hold_the_next_extents_are_fetched_ahead_too() -> None:
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: 2 if unit % 2 else 0, staging_bytes=64 << 20)
+    async with mounted.running():
+        file = _open(mounted, b"huge")
+        assert set(await _read_in_order(mounted, file, 0, _REQUEST)) == {Origin.LOCAL}
+        assert mounted.engine.heard == [Fetch(1, 0)]
+        assert set(await _read_in_order(mounted, file, _REQUEST, _EDGE)) == {Origin.LOCAL}
+        assert set(await _read_in_order(mounted, file, _EDGE, _EDGE + _REQUEST)) == {Origin.PEER}
+        assert mounted.engine.heard == [Fetch(1, 0), Fetch(3, 0)]
+
+
+@in_trio
+async def test_what_is_fetched_ahead_for_readers_is_a_quarter_of_staging_at_most() -> None:
+    files = {b"%d" % i: _big(3 * EXTENT_BYTES) for i in range(4)}
+    mounted = Mounted(files, home=lambda unit: NOWHERE, staging_bytes=16 * EXTENT_BYTES)
+    mounted.engine.mute = True
+
+    def ahead() -> list[int]:
+        return [unit for unit in mounted.engine.fetches if unit not in mounted.engine.urgent]
+
+    async with mounted.running() as nursery:
+        opened = [_open(mounted, path) for path in files]
+        for file in opened:
+            nursery.start_soon(mounted.reader.read, file, 0, 10)
+            await trio.testing.wait_all_tasks_blocked()
+        assert ahead() == [1, 2, 4, 5]
+        await mounted.reader.close(opened[0])
+        nursery.start_soon(mounted.reader.read, opened[3], 10, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert ahead() == [1, 2, 4, 5, 10, 11]
+        nursery.cancel_scope.cancel()
+
+
+@in_trio
+async def test_with_a_small_staging_nothing_is_fetched_ahead_for_readers() -> None:
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging_bytes=15 << 20)
+    async with mounted.running():
+        await _read_in_order(mounted, _open(mounted, b"huge"), 0, 3 * _EDGE)
+    assert mounted.engine.heard[0] == Fetch(0, 1)
+    assert mounted.engine.fetches == mounted.engine.urgent == [0, 1, 2]
+
+
+@in_trio
+async def test_who_jumps_is_believed_again_after_half_a_mebibyte_in_order() -> None:
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging_bytes=64 << 20)
+    jump = 5 * _EDGE
+    async with mounted.running():
+        file = _open(mounted, b"huge")
+        await _read_in_order(mounted, file, jump, jump + 3 * _REQUEST)
+        assert mounted.engine.heard == []
+        assert len(mounted.source.reads) == 3
+        await _read_in_order(mounted, file, jump + 3 * _REQUEST, jump + 4 * _REQUEST)
+        assert mounted.engine.urgent == [5]
+        assert sorted(mounted.engine.fetches) == [5, 6, 7]
+        assert len(mounted.source.reads) == 3
+        await mounted.reader.close(file)
+
+
+@in_trio
+async def test_requests_that_the_kernel_makes_a_little_out_of_order_are_in_order() -> None:
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging_bytes=64 << 20)
+    async with mounted.running():
+        file = _open(mounted, b"huge")
+        for i in (2, 0, 1, 5, 3, 4, 7, 6):
+            await _read_in_order(mounted, file, i * _REQUEST, (i + 1) * _REQUEST)
+        assert mounted.engine.urgent == [0]
+    assert mounted.source.reads == []
+
+
+@in_trio
+async def test_what_was_read_to_its_end_makes_room_before_what_was_not() -> None:
+    mounted = Mounted(_FILES, staging_bytes=4096)
+    async with mounted.running():
+        await _read(mounted, b"0", 0, 10)
+        await _read(mounted, b"1", 0, 1001)
+        await _read(mounted, b"2", 0, 10)
+        await trio.testing.wait_all_tasks_blocked()
+        assert mounted.engine.releases[0] == 1
+        assert mounted.staged(0) == _FILES[b"0"]
+
+
+@in_trio
+async def test_what_the_engine_cannot_stage_is_read_by_the_mount() -> None:
+    size = 2 * EXTENT_BYTES
+    mounted = Mounted({b"huge": _big(size)}, home=lambda unit: NOWHERE, staging_bytes=32 << 20)
+    mounted.engine.missing = {0, 1}
+    async with mounted.running():
+        file = _open(mounted, b"huge")
+        assert set(await _read_in_order(mounted, file, 0, _REQUEST)) == {Origin.SOURCE}
+        mounted.source.read_errors[b"huge"] = errno.EIO
+        with pytest.raises(OSError, match=r"\[Errno") as caught:
+            await mounted.reader.read(file, _REQUEST, _REQUEST)
+        assert caught.value.errno == errno.EIO
+        await mounted.reader.close(file)
+    assert mounted.source.reads[0] == (b"huge", 0, _REQUEST)
+    assert mounted.counts.source_bytes == _REQUEST
 
 
 # --- Never a wrong byte ----------------------------------------------------------------------------------------------
@@ -426,8 +616,11 @@ async def _joined(fetching: Fetching, mounted: Mounted) -> AsyncIterator[None]:
     async def serve(nursery: trio.Nursery) -> None:
         while received := await channel.receive():
             match received[0]:
-                case Fetch(unit):
+                case Fetch(unit, urgent):
+                    fetching.fetcher.begin(unit, bool(urgent))
                     nursery.start_soon(fetching.fetcher.fetch, unit)
+                case Hurry(unit):
+                    fetching.fetcher.hurry(unit)
                 case Release(unit):
                     fetching.fetcher.release(unit)
 
@@ -467,6 +660,19 @@ async def test_readers_at_once_share_a_staging_that_holds_one_unit() -> None:
             readers.start_soon(read, path)
     assert results == {path: (data, Origin.PEER) for path, data in _FILES.items()}
     assert fetching.board[Counter.PEER_TIMEOUTS] == 0
+
+
+@in_trio_time
+async def test_a_big_file_that_no_memory_holds_is_read_once_from_the_source_and_by_the_engine() -> None:
+    fetching = Fetching({b"huge": _big(_MANY)}, home=NOWHERE, staging_bytes=64 << 20)
+    mounted = Mounted({b"huge": _big(_MANY)}, home=lambda unit: NOWHERE, staging=fetching.staging)
+    async with _joined(fetching, mounted):
+        file = _open(mounted, b"huge")
+        assert set(await _read_in_order(mounted, file, 0, _MANY)) == {Origin.SOURCE}
+        assert fetching.lent <= 32 << 20
+        await mounted.reader.close(file)
+    assert fetching.board[Counter.SOURCE_BYTES] == _MANY
+    assert mounted.source.reads == []
 
 
 @in_trio_time

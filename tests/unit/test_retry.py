@@ -1,4 +1,4 @@
-"""Which errors of a source are tried again, how often, and how the loader does it."""
+"""Which errors of a source are tried again, and how often."""
 
 from __future__ import annotations
 

@@ -17,7 +17,20 @@ from hypothesis import strategies as st
 from deepiofs.errors import EngineLostError
 from deepiofs.memory import wire
 from deepiofs.memory.segments import Segment
-from deepiofs.memory.wire import Begin, Channel, Fetch, Leave, Message, Missed, Pressed, Ready, Share, decode, encode
+from deepiofs.memory.wire import (
+    Begin,
+    Channel,
+    Fetch,
+    Hurry,
+    Leave,
+    Message,
+    Missed,
+    Pressed,
+    Ready,
+    Share,
+    decode,
+    encode,
+)
 from tests.doubles import in_trio
 
 _KINDS: tuple[type[Any], ...] = wire._KINDS
@@ -75,13 +88,13 @@ def test_what_is_no_message_is_a_value_error(packet: bytes) -> None:
 
 def test_a_number_that_does_not_fit_is_not_sent() -> None:
     with pytest.raises(struct.error):
-        encode(Fetch(1 << 63))
+        encode(Fetch(1 << 63, 0))
 
 
 @in_trio
 async def test_messages_arrive_in_order_and_whole() -> None:
     mount, engine = map(Channel, wire.pair())
-    sent: list[Message] = [Begin("é" * 20_000), Fetch(1), Fetch(1), Pressed(), Ready(1 << 40, -1)]
+    sent: list[Message] = [Begin("é" * 20_000), Fetch(1, 0), Fetch(1, 1), Hurry(1), Pressed(), Ready(1 << 40, -1, 1)]
     async with trio.open_nursery() as nursery:
 
         async def send() -> None:
@@ -102,14 +115,14 @@ async def test_a_sender_waits_while_the_other_end_does_not_read() -> None:
     async def send() -> None:
         nonlocal sent
         for unit in range(5000):
-            await mount.send(Fetch(unit))
+            await mount.send(Fetch(unit, 1))
             sent += 1
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(send)
         await trio.testing.wait_all_tasks_blocked()
         assert 0 < sent < 5000
-        assert [await engine.receive() for _ in range(5000)] == [(Fetch(unit), None) for unit in range(5000)]
+        assert [await engine.receive() for _ in range(5000)] == [(Fetch(unit, 1), None) for unit in range(5000)]
     assert sent == 5000
     mount.close()
     engine.close()
@@ -122,7 +135,7 @@ async def test_several_tasks_may_wait_to_send() -> None:
 
     async def send(first: int) -> None:
         for unit in range(first, first + each):
-            await mount.send(Fetch(unit))
+            await mount.send(Fetch(unit, 1))
 
     async with trio.open_nursery() as nursery:
         for first in (0, each):
@@ -207,7 +220,7 @@ async def test_who_waits_for_a_message_learns_of_the_end() -> None:
 @in_trio
 async def test_unread_words_of_a_process_that_is_killed_do_not_break_the_end() -> None:
     mount, engine = map(Channel, wire.pair())
-    await mount.send(Fetch(1))
+    await mount.send(Fetch(1, 1))
     engine.close()  # with a message unread: the kernel reports ECONNRESET
     assert await mount.receive() is None
     mount.close()
@@ -218,7 +231,7 @@ async def test_a_word_to_an_end_that_is_gone_is_an_error() -> None:
     mount, engine = map(Channel, wire.pair())
     engine.close()
     with pytest.raises(EngineLostError, match="gone"):
-        await mount.send(Fetch(1))
+        await mount.send(Fetch(1, 1))
     mount.close()
 
 
@@ -228,7 +241,7 @@ async def test_a_sender_that_waits_learns_of_the_end() -> None:
 
     async def send() -> None:
         for unit in range(5000):
-            await mount.send(Fetch(unit))
+            await mount.send(Fetch(unit, 1))
 
     async with trio.open_nursery() as nursery:
 
