@@ -7,7 +7,7 @@ will do, as that part needs numpy alone). What is not installed is left out.
 
 - E: ordering entropy, where a formula is known for it (deepiofs).
 - reach: mean distance of a sample from where it stands in the dataset; a uniform shuffle has 1.
-- neighbours: bits of the differences of neighbours in the global order (MosaicML's measure), beside a uniform shuffle's.
+- neighbours: bits of differences of neighbours in the global order (MosaicML's measure), beside a uniform shuffle's.
 - classes met: classes in a batch beside a uniform shuffle's, if the dataset is sorted by 1,000 classes.
 - from peers: share of samples that another node than their own serves; the other two read from the source instead.
 - buffer: samples that a node holds for the sake of order.
