@@ -100,6 +100,12 @@ class EngineLink:
         at = self._at[unit]
         return store.unit(at, size) if store.state(at) == LOADED else None
 
+    def own(self, unit: int, size: int) -> memoryview | None:
+        """The bytes of a unit, without header, if this rank's own memory holds it now."""
+        if self._home[unit] != self.rank:
+            return None
+        return self._stores[self.rank].loaded(self._at[unit], size)
+
     def staged(self, unit: int, size: int) -> tuple[memoryview, bool] | None:
         """A unit with its header, and whether it came from the source, if it was fetched and is still there."""
         place = self.requests.staged.find(unit)

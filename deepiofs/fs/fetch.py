@@ -147,10 +147,9 @@ class Reader:
         link = self._link
         content = link.manifest.content_of[row]
         unit, size = link.first[content], link.manifest.size_of[content]
-        if self._check_local or not 0 < size <= EXTENT_BYTES or link.home(unit) != link.rank or unit in self._bad:
+        if self._check_local or not 0 < size <= EXTENT_BYTES or unit in self._bad:
             return None
-        whole = link.in_node(unit, size)
-        return whole and whole[HEADER_BYTES:]
+        return link.own(unit, size)
 
     async def ask_for(self, file: OpenFile, at: int) -> None:
         """Have the unit of a byte fetched, if it is not at hand, without waiting for it."""
