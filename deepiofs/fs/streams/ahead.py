@@ -8,8 +8,9 @@ passed, jumped away from, or the stream is closed. All streams together claim a 
 
 from __future__ import annotations
 
+import bisect
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import trio
@@ -29,7 +30,7 @@ _MOST_UNITS = 4096
 class Lead:
     """One stream that is read: where its reader is, and what is claimed before it."""
 
-    def __init__(self, layout: Layout, far: list[int]) -> None:
+    def __init__(self, layout: Layout, far: Sequence[int] | memoryview) -> None:
         """far: members that this node's memory does not hold, ascending."""
         self.layout = layout
         self.far = far
@@ -64,14 +65,14 @@ class Ahead:
 
     def follow(self, lead: Lead, first: int, last: int) -> None:
         """A read reached from one member to another."""
-        if not lead.far:
+        if not len(lead.far):
             return
         if not lead.at - _BEHIND <= first <= last + 1 <= self._reach(lead):
             self._drop(lead, len(lead.layout) + 1)
-            lead.next = int(np.searchsorted(lead.far, first))
+            lead.next = bisect.bisect_left(lead.far, first)
         lead.at = last
         self._drop(lead, first - _BEHIND)
-        if lead.next < len(lead.far) and self._has_room(lead):
+        if self._has_room(lead):
             self._called.set()
 
     async def run(self) -> None:
@@ -80,7 +81,7 @@ class Ahead:
             await self._called.wait()
             self._called = trio.Event()
             for lead in list(self._leads):
-                while lead in self._leads and lead.next < len(lead.far) and self._has_room(lead):
+                while lead in self._leads and self._has_room(lead):
                     await self._claim_next(lead)
 
     def give_up_newest(self) -> bool:
@@ -100,16 +101,15 @@ class Ahead:
         abroad = ~self._link.are_near(units) & (self._link.layout["home"][units] != NOWHERE)
         return round(float(sizes[abroad].sum() / max(sizes.sum(), 1)), 6)
 
-    def _far(self, layout: Layout) -> list[int]:
+    def _far(self, layout: Layout) -> Sequence[int] | memoryview:
         """Members to be looked at: when all ranks have loaded, those that are another node's to hold, or nobody's."""
         if not layout.form.has_data:
             return []
         if not self._link.board[Counter.STATE_WARM]:
-            return list(range(len(layout)))
+            return range(len(layout))
         rows = self._link.manifest.content[layout.rows]
         index = np.flatnonzero(self._link.manifest.sizes[rows] > 0)
-        far: list[int] = index[~self._link.are_near(self._link.layout["first"][rows[index]])].tolist()
-        return far
+        return index[~self._link.are_near(self._link.layout["first"][rows[index]])].data
 
     def _reach(self, lead: Lead) -> int:
         """Up to which member a reader that goes on may come."""
@@ -117,7 +117,13 @@ class Ahead:
         return max(ahead, lead.at) + _BEHIND * 16
 
     def _has_room(self, lead: Lead) -> bool:
-        share = self._room_bytes // max(len(self._leads), 1)
+        """Whether the next member is near enough to the reader, and fits its share."""
+        if lead.next >= len(lead.far):
+            return False
+        share = self._room_bytes // len(self._leads)
+        offset_of = lead.layout.offset_of
+        if offset_of[lead.far[lead.next]] - offset_of[min(lead.at + 1, len(lead.layout))] >= share:
+            return False
         return not lead.claims or (lead.claimed_bytes < share and len(lead.claims) < _MOST_UNITS)
 
     async def _claim_next(self, lead: Lead) -> None:
