@@ -6,8 +6,10 @@ engine is started before /dev/fuse is opened, so that it cannot keep a mount ali
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import signal
 import socket
 import sys
@@ -97,7 +99,7 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
                 if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
-                    session.read_ahead(here.device_minor)
+                    nursery.start_soon(_read_far_ahead, session, mountpoint, here.device_minor)
                     nursery.start_soon(_cancel_when_unmounted, here, filesystem, nursery.cancel_scope)
                 nursery.start_soon(ahead.run)
                 nursery.start_soon(filesystem.streams.ahead.run)
@@ -247,6 +249,13 @@ def _begin_pass(shuffle: Shuffle | None, text: str) -> None:
         raise ValueError("out of range")
     if shuffle:
         shuffle.begin(number)
+
+
+async def _read_far_ahead(session: Session, mountpoint: str, connection: int) -> None:
+    """Once the kernel and libfuse have agreed on their terms, which would undo it: when the mount answers."""
+    with contextlib.suppress(OSError):
+        await trio.to_thread.run_sync(os.stat, mountpoint, abandon_on_cancel=True)
+        session.read_ahead(connection)
 
 
 async def _cancel_when_unmounted(here: Mounted, filesystem: FileSystem, scope: trio.CancelScope) -> None:
