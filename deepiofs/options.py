@@ -156,7 +156,6 @@ class Settings:
         _integer(0, 1 << 40),
         "integer",
         "global batch size; with shuffle=all and in streams: full shuffle of batches at a fraction of the traffic",
-        built=False,
     )
     seed: int = _option(
         0,
@@ -212,7 +211,6 @@ class Settings:
         _choice("off", "drop", "pad"),
         "off, drop, pad",
         "streams: make all ranks and parts equally long by leaving samples out, or by repeating some",
-        built=False,
     )
     order_log: str | None = _option(
         None,

@@ -49,6 +49,12 @@ _REQUESTS = "tests/unit/test_requests.py::"
 _STAGER = "tests/unit/test_stager_hangs.py::"
 _FETCHER = "tests/unit/test_fetcher.py::"
 _PLACEMENT = "tests/unit/test_placement.py::"
+_BATCH = "tests/order/test_batch.py::"
+_ORDERS = "tests/unit/test_stream_orders.py::"
+_STREAM_READING = "tests/unit/test_stream_reading.py::"
+_STREAM_FORMATS = "tests/unit/test_stream_formats.py::"
+_STREAMS = "tests/streams/test_tar.py::"
+_FRAMEWORKS = "tests/streams/test_frameworks.py::"
 
 # The tests that show a promise, without their parameters. A test that is named for a promise fails if it is broken.
 PROMISES: dict[str, str | tuple[str, ...]] = {
@@ -602,6 +608,61 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _LIFE + "test_umount_clears_a_mount_that_hangs_and_frees_who_waits_for_it",
         _USERS + "test_root_can_unmount_it",
     ),
+    "S-BATCH-1": (
+        _BATCH + "test_each_batch_holds_what_the_permutation_says_and_loads_are_equal",
+        _BATCH + "test_batches_are_those_of_the_slow_version",
+        _STREAMS + "test_opens_with_a_batch_are_drawn_in_the_order_of_the_streams",
+    ),
+    "S-STREAM-1": _STREAMS + "test_the_tree_of_streams",
+    "S-STREAM-2": (
+        _STREAMS + "test_parts_of_all_ranks_together_are_the_source",
+        _STREAMS + "test_members_of_a_sample_are_adjacent_in_the_order_of_their_suffixes",
+        _ORDERS + "test_parts_of_all_ranks_hold_each_file_once",
+        _ORDERS + "test_only_what_is_selected_is_in_streams",
+    ),
+    "S-STREAM-3": (
+        _STREAMS + "test_every_part_is_listed_and_extracted_without_complaint",
+        _STREAMS + "test_tarfile_reads_every_part_seeking_and_as_a_pipe",
+        _STREAM_FORMATS + "test_any_path_is_read_back_and_its_header_has_the_length_foretold",
+        _STREAM_FORMATS + "test_numbers_of_any_size_are_read_back",
+        _FRAMEWORKS + "test_webdataset_on_two_ranks_sees_every_sample_once_per_epoch",
+    ),
+    "S-STREAM-4": (
+        _FRAMEWORKS + "test_tf_data_reads_each_record_once",
+        _STREAM_READING + "test_any_range_is_that_of_the_whole",
+    ),
+    "S-STREAM-5": _STREAM_READING + "test_any_range_is_that_of_the_whole",
+    "S-STREAM-6": (
+        _STREAMS + "test_two_runs_are_alike_to_the_byte_and_passes_and_seeds_differ",
+        _STREAMS + "test_streams_are_the_same_with_any_shuffle",
+        _ORDERS + "test_passes_differ_and_equal_ones_agree_whatever_was_asked_before",
+    ),
+    "S-STREAM-7": (
+        _ORDERS + "test_parts_are_the_queue_dealt_round",
+        _BATCH + "test_readers_that_take_turns_see_the_batches_in_their_order",
+        _BATCH + "test_each_batch_holds_what_the_permutation_says_and_loads_are_equal",
+    ),
+    "S-STREAM-8": (
+        _STREAMS + "test_even_parts_have_as_many_samples_on_all_ranks",
+        _BATCH + "test_even_parts_are_equal_and_drop_repeats_and_pad_loses_nothing",
+    ),
+    "S-STREAM-9": (
+        _STREAMS + "test_a_read_from_the_middle_is_that_from_the_start",
+        _STREAM_READING + "test_several_readers_in_any_order_see_the_same",
+    ),
+    "S-STREAM-10": (
+        _STREAMS + "test_a_stream_may_be_read_by_those_only_who_may_read_all_of_it",
+        _STREAMS + "test_the_tree_of_streams",
+    ),
+    "S-STREAM-11": (
+        _STREAM_READING + "test_what_comes_next_is_fetched_before_it_is_read",
+        _STREAM_READING + "test_with_prefetch_off_nothing_is_fetched_that_is_not_read",
+    ),
+    "S-STREAM-12": (
+        _STREAM_READING + "test_a_member_that_the_source_does_not_give_is_an_error_of_its_own_range",
+        _STREAM_READING + "test_a_read_over_many_members_is_answered_in_time_though_nobody_answers",
+    ),
+    "S-STREAM-13": _STREAMS + "test_stats_show_the_open_streams",
     "S-PROC-1": (
         _LIFE + "test_a_signal_unmounts_and_is_no_failure",
         _LIFE + "test_a_signal_unmounts_though_a_file_is_open",

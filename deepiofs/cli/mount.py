@@ -6,8 +6,10 @@ engine is started before /dev/fuse is opened, so that it cannot keep a mount ali
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
 import signal
 import socket
 import sys
@@ -35,6 +37,10 @@ from deepiofs.fs.report import Identity, Report
 from deepiofs.fs.rollcall import RollCall
 from deepiofs.fs.roster import Roster
 from deepiofs.fs.shuffle import Shuffle
+from deepiofs.fs.streams.ahead import Ahead
+from deepiofs.fs.streams.formats import formats_of
+from deepiofs.fs.streams.orders import Orders
+from deepiofs.fs.streams.tree import Streams
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
 from deepiofs.fuse.session import Session, check_fuse, fuse_options
@@ -95,8 +101,10 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
                 if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
+                    nursery.start_soon(_read_far_ahead, session, mountpoint, here.device_minor)
                     nursery.start_soon(_cancel_when_unmounted, here, filesystem, nursery.cancel_scope)
                 nursery.start_soon(ahead.run)
+                nursery.start_soon(filesystem.streams.ahead.run)
                 live(mountpoint)
                 await session.serve()
             nursery.cancel_scope.cancel()
@@ -142,7 +150,8 @@ def _filesystem(
         timeout_s=settings.timeout, verify=settings.verify, staging_bytes=shared.filled_in["staging_bytes"],
     )  # fmt: skip
     identity = Identity(hello.rank, hello.size, hello.node, hello.nodes, engine.process.pid)
-    report = Report(identity, link, counts, reader.source_reads, shuffle)
+    streams = _streams(settings, link, tree, reader, shuffle, shared)
+    report = Report(identity, link, counts, reader.source_reads, streams, shuffle)
     order_log = None
     if settings.order_log:
         order_log = OrderLog(settings.order_log.replace("%r", str(hello.rank)))
@@ -164,7 +173,20 @@ def _filesystem(
     )
     statistics = Statistics(-(-report.bytes // BLOCK_BYTES), BLOCK_BYTES, link.manifest.n_rows)
     control = ControlTree(files, link.manifest.mode_of[0])
-    return FileSystem(tree, control, reader, counts, statistics, shuffle, order_log)
+    return FileSystem(tree, control, reader, counts, statistics, streams, shuffle, order_log)
+
+
+def _streams(
+    settings: Settings, link: EngineLink, tree: Tree, reader: Reader, shuffle: Shuffle | None, shared: Shared
+) -> Streams:
+    """Shards of a pass; of what they hold nothing is computed yet."""
+    ahead = Ahead(link, shared.filled_in["staging_bytes"], settings.prefetch)
+    other = link.requests.give_up_claim
+    link.requests.give_up_claim = lambda: ahead.give_up_newest() or other()
+    return Streams(
+        tree, formats_of(tree), lambda: Orders(link.manifest, link.layout, settings, link.rank), reader, ahead,
+        current=lambda: shuffle.number if shuffle else 0,
+    )  # fmt: skip
 
 
 def _prefetcher(settings: Settings, link: EngineLink, shared: Shared) -> Prefetcher:
@@ -192,9 +214,11 @@ def _shuffle(
         return None
     columns = link.layout
     membership = Membership(columns["group"], columns["owner"], columns["node"])
+    batch = settings.batch if settings.shuffle == "all" else 0
+    plan = Plan(membership, settings.seed, settings.entropy, batch)
     roster = Roster(columns["of_row"], columns["sample_first"], columns["sample_rows"], columns["group"])
     shuffle = Shuffle(
-        link.manifest, roster, Plan(membership, settings.seed, settings.entropy), ahead,
+        link.manifest, roster, plan, ahead,
         rank=hello.rank, n_ranks=hello.size, seed=settings.seed,
         ask=lambda rank, group, number: link.ask(rank, group, number, settings.timeout),
         rollcall=_rollcall(settings, hello, link, listening, nursery),
@@ -227,6 +251,13 @@ def _begin_pass(shuffle: Shuffle | None, text: str) -> None:
         raise ValueError("out of range")
     if shuffle:
         shuffle.begin(number)
+
+
+async def _read_far_ahead(session: Session, mountpoint: str, connection: int) -> None:
+    """Once the kernel and libfuse have agreed on their terms, which would undo it: when the mount answers."""
+    with contextlib.suppress(OSError):
+        await trio.to_thread.run_sync(os.stat, mountpoint, abandon_on_cancel=True)
+        session.read_ahead(connection)
 
 
 async def _cancel_when_unmounted(here: Mounted, filesystem: FileSystem, scope: trio.CancelScope) -> None:

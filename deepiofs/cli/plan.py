@@ -18,6 +18,8 @@ from deepiofs.errors import EXIT_OK, EnvironmentFault, UsageError
 from deepiofs.options import Settings, parse_size
 from deepiofs.order.entropy import (
     batch_entropy,
+    batch_overhang,
+    batched_ordering_entropy,
     full_exchange,
     hybrid_level,
     least_exchange,
@@ -53,6 +55,7 @@ class Costs:
     deepio_level: float
     batch_entropy: float | None
     exchange: float
+    in_streams: float
     stolen: float
     from_peers: float
     peer_bytes: int | None
@@ -80,7 +83,9 @@ def estimate(dataset: Dataset, n_nodes: int, ranks_per_node: int, bound: float, 
     """The figures for one bound; groups of one size are alike, so each size is computed once."""
     n_ranks = n_nodes * ranks_per_node
     total = max(dataset.n_samples, 1)
-    q = {size: least_exchange(size, n_nodes, bound) for size in dataset.groups}
+    # Batches are of all samples together: in streams, and by name where all are interchangeable.
+    dealt = batch if dataset.n_groups == 1 else 0
+    q = {size: _leaving(size, n_nodes, bound, dealt) for size in dataset.groups}
     exchange = sum(size * count * q[size] for size, count in dataset.groups.items()) / total
     equal_groups = max(total / max(sum(s * s * c for s, c in dataset.groups.items()) / total, 1), 1.0)
     stolen = sum(s * c * stolen_share(s, equal_groups, n_ranks) for s, c in dataset.groups.items()) / total
@@ -90,10 +95,11 @@ def estimate(dataset: Dataset, n_nodes: int, ranks_per_node: int, bound: float, 
     n_bytes = dataset.n_bytes
     return Costs(
         entropy_bound=bound,
-        entropy=min((ordering_entropy(size, n_nodes, q[size]) for size in q), default=1.0),
+        entropy=min((_entropy(size, n_nodes, q[size], dealt) for size in q), default=1.0),
         deepio_level=hybrid_level(largest, n_nodes),
-        batch_entropy=_batch_entropy(largest, total, n_nodes, q.get(largest, 0.0), batch) if batch else None,
+        batch_entropy=_batch_entropy(largest, total, n_nodes, q.get(largest, 0.0), batch, dealt) if batch else None,
         exchange=exchange,
+        in_streams=_leaving(dataset.n_samples, n_nodes, bound, batch),
         stolen=stolen,
         from_peers=from_peers,
         peer_bytes=None if n_bytes is None else round(n_bytes / n_nodes * from_peers),
@@ -101,8 +107,20 @@ def estimate(dataset: Dataset, n_nodes: int, ranks_per_node: int, bound: float, 
     )
 
 
-def _batch_entropy(size: int, total: int, n_nodes: int, q: float, batch: int) -> float:
-    """Of a group's part of each global batch."""
+def _leaving(size: int, n_nodes: int, bound: float, batch: int) -> float:
+    """The share of a group's samples that leave their node: the overhang of batches, else what the bound asks for."""
+    return batch_overhang(size, n_nodes, batch) if batch else least_exchange(size, n_nodes, bound)
+
+
+def _entropy(size: int, n_nodes: int, q: float, batch: int) -> float:
+    """E of who serves what when."""
+    return batched_ordering_entropy(size, n_nodes, batch) if batch else ordering_entropy(size, n_nodes, q)
+
+
+def _batch_entropy(size: int, total: int, n_nodes: int, q: float, batch: int, dealt: int) -> float:
+    """Of a group's part of each global batch; a full shuffle's where batches are dealt as such."""
+    if dealt:
+        return 1.0
     return batch_entropy(size, n_nodes, q, max(round(batch * size / total), 1))
 
 
@@ -149,6 +167,7 @@ def _table(dataset: Dataset, args: argparse.Namespace, costs: Costs) -> Table:
         "exchange q": f"{costs.exchange:.3f}",
         "stolen (random sampler)": f"{100 * costs.stolen:.1f} %",
         "read from peers": f"{100 * costs.from_peers:.1f} %",
+        "read from peers, by streams": f"{100 * costs.in_streams:.1f} %",
         "from peers per node and pass": _gb(costs.peer_bytes),
         "memory for samples per node": _gb(costs.memory_bytes),
     }

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -82,19 +83,29 @@ def group_samples(
     if shuffle == "off":
         return group
     keys, meant = _keys(manifest, leaders, shuffle)
-    if shuffle_only:
-        globs = Globs(shuffle_only)
-        meant = meant & np.fromiter((globs.cover(manifest.path(row)) for row in leaders.tolist()), bool, len(leaders))
-    if manifest.lookup(ROOT, CONTROL_NAME) is not None:
-        meant = meant & np.fromiter(
-            (not _is_hidden(manifest.path(row)) for row in leaders.tolist()), bool, len(leaders)
-        )
+    meant &= meant_samples(manifest, leaders, shuffle_only)
     chosen = np.flatnonzero(meant)
     _, first, back = np.unique(_mixed(keys[chosen]) + samples.signature[chosen], return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int32)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
     group[chosen] = number[back.reshape(-1)]
     return group
+
+
+def meant_samples(
+    manifest: Manifest, leaders: npt.NDArray[Any], shuffle_only: tuple[str, ...]
+) -> npt.NDArray[np.bool_]:
+    """Which samples `shuffle_only` selects, bool (n_samples,), judged by their first files, the `leaders` (rows).
+
+    Never those that the control directory hides.
+    """
+    meant = np.ones(len(leaders), bool)
+    if shuffle_only:
+        globs = Globs(shuffle_only)
+        meant &= np.fromiter((globs.cover(manifest.path(row)) for row in leaders.tolist()), bool, len(leaders))
+    if manifest.lookup(ROOT, CONTROL_NAME) is not None:
+        meant &= np.fromiter((not _is_hidden(manifest.path(row)) for row in leaders.tolist()), bool, len(leaders))
+    return meant
 
 
 def _is_hidden(path: bytes) -> bool:

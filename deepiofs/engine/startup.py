@@ -102,8 +102,9 @@ def prepare(world: World, source_name: str, settings: Settings, doors: Doors) ->
     store = Segment.create("store", _store_bytes(world.rank, placement, replicas, units))
     home, at = nearest(placement, replicas)
     layout: dict[str, npt.NDArray[Any]] = {"home": home, "at": at, "first": units.first}
+    layout["node"] = np.array(world.allgather(world.node), np.int32)
     if settings.shuffle != "off":
-        layout |= _roster(samples, group, owner, world)
+        layout |= _roster(samples, group, owner)
     segments = {
         "manifest": manifest_segment,
         "layout": columns_segment.create(
@@ -149,16 +150,15 @@ def _agreed(world: World) -> Iterator[None]:
 
 
 def _roster(
-    samples: Samples, group: npt.NDArray[np.int32], owner: npt.NDArray[np.int32], world: World
+    samples: Samples, group: npt.NDArray[np.int32], owner: npt.NDArray[np.int32]
 ) -> dict[str, npt.NDArray[Any]]:
-    """What a mount needs to plan passes (`order.plan.Membership`, `fs.shuffle.Roster`)."""
+    """What a mount needs to plan passes, beside each rank's node (`order.plan.Membership`, `fs.shuffle.Roster`)."""
     return {
         "of_row": samples.of_row,
         "sample_first": samples.first,
         "sample_rows": samples.rows,
         "group": group,
         "owner": owner,
-        "node": np.array(world.allgather(world.node), np.int32),
     }
 
 

@@ -11,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 
-from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NODE, EXACT_NAME, EXACT_NODE, Attributes
+from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NODE, EXACT_NAME, EXACT_NODE, STREAM_BASE, STREAM_NAME, Attributes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,9 +59,10 @@ class ControlTree:
             mode |= stat.S_IWUSR
         size = 0 if directory else len(self.text(node))
         mtime_ns = self._born_ns if directory else time.time_ns()
-        return Attributes(node, mode, 3 if directory else 1, os.getuid(), os.getgid(), size, mtime_ns, 0.0, 0.0)
+        return Attributes(node, mode, 4 if directory else 1, os.getuid(), os.getgid(), size, mtime_ns, 0.0, 0.0)
 
     def _names(self) -> Iterator[tuple[bytes, int]]:
         for i, file in enumerate(self._files, 1):
             yield file.name, CONTROL_BASE + i
         yield EXACT_NAME, EXACT_NODE
+        yield STREAM_NAME, STREAM_BASE

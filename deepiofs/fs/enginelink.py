@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
@@ -80,6 +83,11 @@ class EngineLink:
         """Whether a unit is to be held by this node."""
         return self._home[unit] in self._stores
 
+    def are_near(self, units: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Which units are to be held by this node; bool, as `units`."""
+        near: npt.NDArray[np.bool_] = np.isin(self.layout["home"][units], list(self._stores))
+        return near
+
     def reachable(self, unit: int) -> bool:
         """Whether a fetch would ask a peer."""
         return self.running and self._home[unit] != NOWHERE and self._home[unit] not in self._stores
@@ -91,6 +99,12 @@ class EngineLink:
             return None
         at = self._at[unit]
         return store.unit(at, size) if store.state(at) == LOADED else None
+
+    def own(self, unit: int, size: int) -> memoryview | None:
+        """The bytes of a unit, without header, if this rank's own memory holds it now."""
+        if self._home[unit] != self.rank:
+            return None
+        return self._stores[self.rank].loaded(self._at[unit], size)
 
     def staged(self, unit: int, size: int) -> tuple[memoryview, bool] | None:
         """A unit with its header, and whether it came from the source, if it was fetched and is still there."""

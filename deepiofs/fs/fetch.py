@@ -28,7 +28,7 @@ from deepiofs.memory.store import HEADER_BYTES, genuine
 log = logging.getLogger(__name__)
 
 # A request is answered within `timeout` + 2 s, whatever hangs: this leaves half a second for the reply itself.
-_REPLY_S = 1.5
+REPLY_S = 1.5
 # The kernel asks for no more at once: a smaller file is read from the source in one request.
 _REQUEST_BYTES = 128 << 10
 # The kernel's own read-ahead may come a little out of order.
@@ -41,9 +41,9 @@ _AHEAD_UNITS = 2
 class OpenFile:
     """One open file: what is read through one handle."""
 
-    __slots__ = ("ahead", "asked_ahead", "checked", "content", "first", "run", "size", "source", "to_come")
+    __slots__ = ("ahead", "asked_ahead", "checked", "content", "first", "run", "size", "source", "to_come", "whole")
 
-    def __init__(self, content: int, first: int, size: int) -> None:
+    def __init__(self, content: int, first: int, size: int, whole: bool = False) -> None:
         self.content = content  # the row whose bytes these are
         self.first = first  # its first unit
         self.size = size
@@ -51,6 +51,7 @@ class OpenFile:
         self.source = SourceHandle(content)
         self.to_come = 0  # where the next read begins, if it goes on
         self.run = _RUN_BYTES  # bytes that were read in order; who begins at the beginning is believed at once
+        self.whole = whole  # it will be read to its end, even if it is small
         self.asked_ahead = 0  # extents, from the first on, that were asked for ahead or read
         self.ahead: set[int] = set()  # units that were asked for ahead through this handle, and not read yet
 
@@ -87,18 +88,18 @@ class Reader:
     ) -> None:
         self._link, self._counts = link, counts
         self.source_reads = SourceReads(source, link.manifest)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._check_node = verify != "off"
         self._check_local = verify == "always"
         self._bad: set[int] = set()
         self._ahead: collections.Counter[int] = collections.Counter()  # of how many handles a unit is in `ahead`
         self._most_ahead = staging_bytes // 4 // EXTENT_BYTES
 
-    def open(self, row: int) -> OpenFile:
-        """What to read a row's bytes through."""
+    def open(self, row: int, whole: bool = False) -> OpenFile:
+        """What to read a row's bytes through. whole: all of it will be read."""
         manifest = self._link.manifest
         content = manifest.content_of[row]
-        return OpenFile(content, self._link.first[content], manifest.size_of[content])
+        return OpenFile(content, self._link.first[content], manifest.size_of[content], whole)
 
     async def close(self, file: OpenFile) -> None:
         """The handle is gone."""
@@ -123,10 +124,10 @@ class Reader:
             await self._read_ahead(file, unit)
         if begin + size <= EXTENT_BYTES and (found := self.at_hand(file, file.first + unit)):
             return self._cut(file, unit, begin, size, found)
-        with trio.move_on_after(self._timeout_s + _REPLY_S) as limit:
+        with trio.move_on_after(self.timeout_s + REPLY_S) as limit:
             return await self._read_pieces(file, at, size)
         assert limit.cancelled_caught
-        raise TimedOutError(f"{self.name(file)}: no answer in {self._timeout_s + _REPLY_S:g} s")
+        raise TimedOutError(f"{self.name(file)}: no answer in {self.timeout_s + REPLY_S:g} s")
 
     def at_hand(self, file: OpenFile, unit: int) -> tuple[memoryview, Origin] | None:
         """A unit's bytes if they are in this node's memory, or fetched already, and genuine."""
@@ -142,6 +143,21 @@ class Reader:
         if (self._check_local if local else self._check_node) and not self._genuine(file, unit, whole):
             return None
         return whole[HEADER_BYTES:], Origin.LOCAL if local else Origin.NODE
+
+    def resident(self, row: int) -> memoryview | None:
+        """A file of one unit, if this rank's own memory holds it and nothing has to be compared."""
+        link = self._link
+        content = link.manifest.content_of[row]
+        unit, size = link.first[content], link.manifest.size_of[content]
+        if self._check_local or not 0 < size <= EXTENT_BYTES or unit in self._bad:
+            return None
+        return link.own(unit, size)
+
+    async def ask_for(self, file: OpenFile, at: int) -> None:
+        """Have the unit of a byte fetched, if it is not at hand, without waiting for it."""
+        unit = file.first + at // EXTENT_BYTES
+        if unit not in self._bad and self.at_hand(file, unit) is None:
+            await self._link.requests.fetch_ahead(unit, self._unit_bytes(file, unit), lambda good: None, urgent=True)
 
     def origin(self, file: OpenFile) -> Origin:
         """Where a read of the file's first byte would come from now."""
@@ -193,14 +209,14 @@ class Reader:
 
     def _is_worth_bringing(self, file: OpenFile, unit: int) -> bool:
         """Whether to have the whole unit brought for a part of it: not where it is read here and there."""
-        if self._link.home(unit) != NOWHERE:
+        if self._link.home(unit) != NOWHERE or file.whole:
             return True
         return file.size > _REQUEST_BYTES and (file.size <= EXTENT_BYTES or file.reads_on)
 
     async def _bring(self, file: OpenFile, unit: int) -> bool:
         if unit in self._bad:
             return False
-        return await self._link.requests.fetch(unit, self._unit_bytes(file, unit), self._timeout_s)
+        return await self._link.requests.fetch(unit, self._unit_bytes(file, unit), self.timeout_s)
 
     async def _read_ahead(self, file: OpenFile, index: int) -> None:
         """Have the next extents of a file that is read in order fetched, as far as a part of staging reaches."""

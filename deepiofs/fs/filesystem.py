@@ -24,7 +24,9 @@ from deepiofs.fs.counts import Counts
 from deepiofs.fs.fetch import OpenFile, Reader
 from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.shuffle import Bound, Shuffle
-from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NODE, ROOT_NODE, Attributes, Tree
+from deepiofs.fs.streams.reading import OpenStream
+from deepiofs.fs.streams.tree import Streams
+from deepiofs.fs.tree import CONTROL_BASE, CONTROL_NODE, ROOT_NODE, STREAM_BASE, Attributes, Tree
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Statistics:
 
 
 class FileSystem:
-    """A read-only view of a dataset, its exact twin below `.deepiofs/exact`, and the control files.
+    """A read-only view of a dataset, its exact twin below `.deepiofs/exact`, the streams, and the control files.
 
     `thread` is the reader's, as the kernel reports it; only shuffled names ask for it.
     """
@@ -74,14 +76,16 @@ class FileSystem:
         reader: Reader,
         counts: Counts,
         statistics: Statistics,
+        streams: Streams,
         shuffle: Shuffle | None = None,
         order_log: OrderLog | None = None,
     ) -> None:
         self._tree, self._control, self._reader = tree, control, reader
-        self._counts, self.statistics = counts, statistics
+        self._counts, self.statistics, self.streams = counts, statistics, streams
         self._shuffle, self._order_log = shuffle, order_log
-        self._handles: dict[int, OpenFile | bytes] = {}
+        self._handles: dict[int, OpenFile | OpenStream | bytes] = {}
         self._bound: dict[int, Bound] = {}
+        self._stream_listings: dict[int, list[tuple[bytes, Attributes]]] = {}
         self._numbers = itertools.count(1)
 
     @property
@@ -95,36 +99,46 @@ class FileSystem:
             return self._control.attributes(CONTROL_NODE)
         if len(name) > _NAME_MAX:
             raise FsError(errno.ENAMETOOLONG)
-        node = self._control.child(name) if directory == CONTROL_NODE else self._tree.child(directory, name)
+        node = self._child(directory, name)
         if node is None:
             raise FsError(errno.ENOENT)
         return await self.attributes(node, thread)
 
     async def attributes(self, node: int, thread: int) -> Attributes:
         """What stat(2) says; of a shuffled name the size of what an open by this thread would read."""
+        if node >= STREAM_BASE:
+            return await self.streams.attributes(node)
         shuffle = self._shuffle
         if shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
             return self._tree.shuffled_attributes(node, await shuffle.look(thread, row))
         return self._plain_attributes(node)
 
-    def listing(self, node: int, change: int) -> None:
+    async def listing(self, node: int, change: int) -> None:
         """A directory is opened (1) or closed (-1)."""
+        if node >= STREAM_BASE and change > 0:
+            self._stream_listings[node] = await self.streams.listing(node)
         if self._shuffle is not None and node < CONTROL_BASE:
             self._shuffle.told.listing(self._tree.row(node), change)
 
     def list_directory(self, node: int, after: int) -> Iterator[tuple[bytes, Attributes, int]]:
         """(name, attributes, position) of the entries behind a position. Reserves nothing."""
+        if node >= STREAM_BASE:
+            for position, (name, attributes) in enumerate(self._stream_listings[node][after:], after + 1):
+                yield name, attributes, position
+            return
         entries = self._control.children(after) if node == CONTROL_NODE else self._tree.children(node, after)
         for name, child, position in entries:
             yield name, self._listed_attributes(child), position
 
     async def open(self, node: int, flags: int, thread: int) -> Opened:
         """A handle for reading; FsError(EROFS) for anything else, but for control files that may be written."""
-        if node >= CONTROL_BASE:
+        if CONTROL_BASE <= node < STREAM_BASE:
             return self._open_control(node, flags)
         if flags & _CHANGING:
             raise FsError(errno.EROFS)
         self._counts.opens += 1
+        if node >= STREAM_BASE:
+            return Opened(self._keep(await self.streams.open(node)))
         if self._shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
             return await self._open_shuffled(self._shuffle, row, thread)
         return Opened(self._keep(self._reader.open(self._tree.row(node))))
@@ -135,7 +149,10 @@ class FileSystem:
         if isinstance(file, bytes):
             return file[at : at + size]
         try:
-            data, origin = await self._reader.read(file, at, size)
+            if isinstance(file, OpenStream):
+                data, origin = await file.read(at, size)
+            else:
+                data, origin = await self._reader.read(file, at, size)
         except (OSError, DeepiofsError) as error:
             raise self._failure(file, error) from None
         self._counts.served_from(origin, len(data))
@@ -153,7 +170,7 @@ class FileSystem:
 
     def may_truncate(self, node: int) -> bool:
         """Whether cutting a node to a length is no change: control files that may be written have none."""
-        return node >= CONTROL_BASE and self._control.writer(node) is not None
+        return CONTROL_BASE <= node < STREAM_BASE and self._control.writer(node) is not None
 
     async def release(self, handle: int) -> None:
         """The last descriptor of a handle is closed."""
@@ -163,6 +180,8 @@ class FileSystem:
             self._shuffle.close(bound)
         if isinstance(file, OpenFile):
             await self._reader.close(file)
+        elif isinstance(file, OpenStream):
+            await self.streams.close(file)
 
     async def getxattr(self, node: int, name: bytes) -> bytes:
         """`user.deepiofs.sample`, `.origin`, `.xxh3`; FsError(ENODATA) for all others.
@@ -182,7 +201,14 @@ class FileSystem:
                 return (await self._digest(row)).encode()
         raise FsError(errno.ENODATA)
 
+    def _child(self, directory: int, name: bytes) -> int | None:
+        if directory >= STREAM_BASE:
+            return self.streams.child(directory, name)
+        return self._control.child(name) if directory == CONTROL_NODE else self._tree.child(directory, name)
+
     def _plain_attributes(self, node: int) -> Attributes:
+        if node >= STREAM_BASE:
+            return self.streams.directory(node)
         return self._control.attributes(node) if node >= CONTROL_BASE else self._tree.attributes(node)
 
     def _listed_attributes(self, node: int) -> Attributes:
@@ -197,7 +223,7 @@ class FileSystem:
         shuffled = self._shuffle is not None and self._tree.shuffled_row(node) is not None
         return self._shuffle.peek(row) if self._shuffle is not None and shuffled else row
 
-    def _keep(self, file: OpenFile | bytes) -> int:
+    def _keep(self, file: OpenFile | OpenStream | bytes) -> int:
         handle = next(self._numbers)
         self._handles[handle] = file
         return handle
@@ -235,8 +261,8 @@ class FileSystem:
             await self._reader.close(file)
         return digest.hexdigest()
 
-    def _failure(self, file: OpenFile, error: OSError | DeepiofsError) -> FsError:
+    def _failure(self, file: OpenFile | OpenStream, error: OSError | DeepiofsError) -> FsError:
         number = error.errno or errno.EIO
         self._counts.failed(number)
-        log.warning("%s: %s", self._reader.name(file), error)
+        log.warning("%s: %s", file.name if isinstance(file, OpenStream) else self._reader.name(file), error)
         return FsError(number)

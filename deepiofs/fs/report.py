@@ -18,6 +18,7 @@ from deepiofs.fs.counts import Counts, by_origin
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.shuffle import Shuffle
 from deepiofs.fs.sourcereads import SourceReads
+from deepiofs.fs.streams.tree import Streams
 from deepiofs.memory.board import Counter
 from deepiofs.order.members import Losses
 
@@ -51,14 +52,23 @@ class Report:
     """Renders what the counters and the engine's board say now."""
 
     def __init__(
-        self, identity: Identity, link: EngineLink, counts: Counts, reads: SourceReads, shuffle: Shuffle | None = None
+        self,
+        identity: Identity,
+        link: EngineLink,
+        counts: Counts,
+        reads: SourceReads,
+        streams: Streams,
+        shuffle: Shuffle | None = None,
     ) -> None:
         self.identity, self.link, self.counts, self.shuffle = identity, link, counts, shuffle
+        self.streams = streams
         self._reads = reads
         plan = shuffle.plan if shuffle else None
         self.entropy = {
             "bound": plan.entropy_bound if plan else None,
             "planned": round(plan.planned_entropy(), 6) if plan else None,
+            "served": round(plan.served_entropy(), 6) if plan else None,
+            "batch": 1.0 if plan and plan.batch else None,
         }
         self.exchange_fraction = round(plan.exchange_fraction(), 6) if plan else 0.0
         self._started = time.monotonic()
@@ -195,6 +205,34 @@ METRICS: tuple[Metric, ...] = (
     Metric("source_hangs", "gauge", "reads of the source that hang now", lambda r: r.source_hangs),
     Metric("entropy", "gauge", "ordering entropy", lambda r: r.entropy, "kind"),
     Metric("exchange_fraction", "gauge", "share of samples that change node in a pass", lambda r: r.exchange_fraction),
+    Metric(
+        "stream_entropy",
+        "gauge",
+        "ordering entropy of each open stream",
+        lambda r: r.streams.of_open(lambda stream, orders: round(orders.plan.served_entropy(), 6)),
+        "stream",
+    ),
+    Metric(
+        "stream_batch_entropy",
+        "gauge",
+        "entropy of what meets in a batch, of each open stream; none without batches",
+        lambda r: r.streams.of_open(lambda stream, orders: 1.0 if orders.plan.batch else None),
+        "stream",
+    ),
+    Metric(
+        "stream_peer_share",
+        "gauge",
+        "share of each open stream's bytes that other nodes hold",
+        lambda r: r.streams.of_open(lambda stream, orders: stream.peer_share),
+        "stream",
+    ),
+    Metric(
+        "stream_position",
+        "gauge",
+        "byte that each open stream was read to last",
+        lambda r: r.streams.of_open(lambda stream, orders: stream.position),
+        "stream",
+    ),
     Metric("errors", "counter", "requests that failed, by errno", lambda r: dict(r.counts.errors), "errno"),
     Metric("left_out", "gauge", "names of the source left out", lambda r: r.link.manifest.meta["left_out"], "reason"),
     Metric("rss_bytes", "gauge", "memory of both processes, shared counted once", lambda r: r.rss_bytes),

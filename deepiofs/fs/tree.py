@@ -1,7 +1,7 @@
 """What the mount looks like: node numbers, attributes, names. No bytes of files, no FUSE, no I/O.
 
-Node numbers are stable and of three spaces: the dataset's rows from 1 on, the same rows again below
-`.deepiofs/exact`, and the control files. Hard links have one number, as have all names of one linked file;
+Node numbers are stable and of four spaces: the dataset's rows from 1 on, the same rows again below
+`.deepiofs/exact`, the control files, and the streams. Hard links have one number, as have all names of one linked file;
 other symbolic links that were followed have their own.
 
 **Threading.** Read-only after construction.
@@ -13,14 +13,18 @@ import dataclasses
 import stat
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from deepiofs.dataset.manifest import CONTROL_NAME, ROOT, Manifest
 from deepiofs.options import Settings
 
 ROOT_NODE = 1
 EXACT_BASE = 1 << 40
 CONTROL_BASE = 1 << 48
+STREAM_BASE = 1 << 52
 
 EXACT_NAME = b"exact"
+STREAM_NAME = b"stream"
 CONTROL_NODE = CONTROL_BASE
 EXACT_NODE = EXACT_BASE + ROOT + 1
 
@@ -55,7 +59,7 @@ class Tree:
         """is_shuffled: whether a row's name outside `.deepiofs/exact` stands for other samples."""
         self.manifest = manifest
         self._is_shuffled = is_shuffled
-        self._uid, self._gid, self._umask = settings.uid, settings.gid, settings.umask
+        self.uid, self.gid, self._umask = settings.uid, settings.gid, settings.umask
 
     def row(self, node: int) -> int:
         """The manifest's row of a dataset node of either space."""
@@ -95,10 +99,17 @@ class Tree:
         mode = m.mode_of[row]
         if self._umask is not None:
             mode = stat.S_IFMT(mode) | (0o777 & ~self._umask)
-        uid = m.uid_of[row] if self._uid is None else self._uid
-        gid = m.gid_of[row] if self._gid is None else self._gid
+        uid = m.uid_of[row] if self.uid is None else self.uid
+        gid = m.gid_of[row] if self.gid is None else self.gid
         size, mtime_ns = m.size_of[row], m.mtime_ns_of[row]
         return Attributes(node, mode, m.nlink_of[row], uid, gid, size, mtime_ns, FOREVER_S, FOREVER_S)
+
+    def readable_by_all(self) -> bool:
+        """Whether the view lets everyone read every file, from the root on."""
+        if self._umask is not None:
+            return not self._umask & 0o005
+        needed = np.where(self.manifest.is_regular, 0o004, 0o001)
+        return bool(((self.manifest.modes & needed) == needed).all())
 
     def _node(self, row: int, beside: int) -> int:
         exact = beside >= EXACT_BASE

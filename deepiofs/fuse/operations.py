@@ -76,7 +76,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def opendir(self, inode: InodeT, ctx: RequestContext) -> FileHandleT:
-        self._fs.listing(inode, 1)
+        await self._fs.listing(inode, 1)
         return FileHandleT(inode)
 
     @_guarded
@@ -126,7 +126,7 @@ class Operations(pyfuse3.Operations):
 
     @_guarded
     async def releasedir(self, fh: FileHandleT) -> None:
-        self._fs.listing(fh, -1)
+        await self._fs.listing(fh, -1)
 
     async def forget(self, inode_list: Sequence[tuple[InodeT, int]]) -> None:
         return

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 _DEVICE = "/dev/fuse"
 _DEVICE_NUMBER = (10, 229)
 _MAX_TASKS = 256
+# The largest request there is (FUSE_MAX_MAX_PAGES).
+_READ_AHEAD_KB = 1024
 
 
 def check_fuse(settings: Settings) -> None:
@@ -84,6 +86,17 @@ class Session:
             Path(f"/sys/fs/fuse/connections/{connection}/max_background").write_text(str(requests))
         except OSError as error:
             log.debug("max_background stays as it is: %s", error)
+
+    def read_ahead(self, connection: int) -> None:
+        """Have the kernel ask for more at once where a file is read in order, where it lets us say so (root).
+
+        Its default of 128 KiB costs a stream of 100 KB samples half of its speed: each request costs as much as the
+        copying of its bytes.
+        """
+        try:
+            Path(f"/sys/class/bdi/0:{connection}/read_ahead_kb").write_text(str(_READ_AHEAD_KB))
+        except OSError as error:
+            log.debug("read_ahead_kb stays as it is: %s", error)
 
     async def serve(self) -> None:
         """Answer requests until the file system is unmounted or this task is cancelled."""

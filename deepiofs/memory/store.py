@@ -64,6 +64,13 @@ class Store:
         """The bytes alone: what a source is read into, and what a reader gets."""
         return self._view[at + HEADER_BYTES : at + HEADER_BYTES + size]
 
+    def loaded(self, at: int, size: int) -> memoryview | None:
+        """The bytes alone, if they are there."""
+        # States are small numbers: the first of their eight bytes tells them apart.
+        return (
+            self._view[at + HEADER_BYTES : at + HEADER_BYTES + size] if self._view[at + _STATE_AT] == LOADED else None
+        )
+
     def publish(self, at: int, size: int) -> None:
         """Digest the bytes that are there now, then let everyone see them."""
         digest = xxhash.xxh3_64_intdigest(self.data(at, size))

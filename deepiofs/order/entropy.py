@@ -20,6 +20,7 @@ import numpy.typing as npt
 _LN2 = math.log(2)
 _SUMMED = 1_000_000
 _STIELTJES_1 = -0.0728158454836767
+_DEVIATIONS = 12
 _STEPS = 60  # halvings of the interval: q to the last bit of a float
 
 
@@ -95,6 +96,45 @@ def batch_entropy(n_samples: int, n_nodes: int, q: float, batch: int) -> float:
         return 1.0
     local = n_nodes * _partition_bits(n_samples / n_nodes, batch / n_nodes)
     return min(max(local, 0.0) + n_samples * _exchange_bits(n_nodes, q), full) / full
+
+
+def batched_ordering_entropy(n_samples: int, n_nodes: int, batch: int) -> float:
+    """E of an order where batches are a full shuffle's, and each node's part of a batch is in random order.
+
+    A lower bound: that a batch's overhang may go to this node or that is not counted.
+    """
+    full = log2_factorial(n_samples)
+    if full == 0:
+        return 1.0
+    batch = min(batch, n_samples)
+    within = max(n_nodes * log2_factorial(batch / n_nodes), 0.0)
+    return min(max(_partition_bits(n_samples, batch), 0.0) + n_samples / batch * within, full) / full
+
+
+def batch_overhang(n_samples: int, n_nodes: int, batch: int) -> float:
+    """Expected share of samples that leave their node where global batches are dealt to the homes first.
+
+    N samples, M nodes that hold N/M each and have room for B/M of every batch of B. How many of a batch are a node's
+    is hypergeometric; what exceeds its room leaves. Exact, but for what lies beyond 12 standard deviations; by the
+    normal approximation it is M sqrt(B/M (1 - 1/M)) 0.4 / B.
+    """
+    batch = min(batch, n_samples)
+    if n_nodes == 1 or batch == 0:
+        return 0.0
+    mean, held = batch / n_nodes, n_samples / n_nodes
+    spread = math.sqrt(max(mean * (1 - 1 / n_nodes) * (n_samples - batch) / max(n_samples - 1, 1), 0.0))
+    low = max(math.floor(mean - _DEVIATIONS * spread - 1), 0)
+    k = np.arange(low, math.ceil(mean + _DEVIATIONS * spread) + 2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # Ratios of neighbouring chances; what cannot be has none.
+        up = (held - k) * (batch - k) / ((k + 1) * np.maximum(n_samples - held - batch + k + 1, 0.5))
+        logs = np.concatenate(([0.0], np.cumsum(np.log(np.maximum(up, 0.0)))))[:-1]
+    chance = np.exp(logs - logs.max())
+    chance /= chance.sum()
+    # Rooms are whole: some batches give a node the lower of two, some the higher.
+    room, share = math.floor(mean), mean - math.floor(mean)
+    above = [float((chance * np.maximum(k - r, 0)).sum()) for r in (room, room + 1)]
+    return n_nodes * ((1 - share) * above[0] + share * above[1]) / batch
 
 
 def neighbour_entropy(order: npt.NDArray[np.int64]) -> float:

@@ -64,7 +64,7 @@ def without(membership: Membership, out: frozenset[int]) -> Membership:
     nodes = np.unique(membership.node[members])
     # A rank that is out on a node that is gone may count to any: it has no share there.
     node = np.where(np.isin(membership.node, nodes), np.searchsorted(nodes, membership.node), 0)
-    return Membership(membership.group, owner, node.astype(np.int32))
+    return Membership(membership.group, owner, node.astype(np.int32), membership.out | out)
 
 
 def _heirs(membership: Membership, orphans: Ints, members: Ints) -> Ints:

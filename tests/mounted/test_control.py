@@ -24,7 +24,7 @@ STATS = (
     "served fetch_ms steals stalls stall_ms verify_failures peer_timeouts peers_suspect entropy exchange_fraction "
     "errors rss_bytes engine uptime_s left_out"
 )
-CONTROL_FILES = {"stats", "metrics", "config", "version", "health", "exact"}
+CONTROL_FILES = {"stats", "metrics", "config", "version", "health", "exact", "stream"}
 # https://prometheus.io/docs/instrumenting/exposition_formats/
 NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 LABEL = r'[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\\n]|\\[\\"n])*"'
@@ -45,7 +45,7 @@ def test_stats_have_every_field(mount: MountFactory, small: Path) -> None:
     assert not set(STATS.split()) - stats.keys()
     assert set(stats["served"]) == {"local", "node", "peer", "source"}
     assert set(stats["fetch_ms"]) == {"p50", "p99"}
-    assert set(stats["entropy"]) == {"bound", "planned"}
+    assert set(stats["entropy"]) == {"bound", "planned", "served", "batch"}
     assert (stats["rank"], stats["size"], stats["node"], stats["nodes"]) == (0, 1, 0, 1)
     assert (stats["state"], stats["engine"]) == ("warm", "running")
 

@@ -206,7 +206,7 @@ def test_a_control_directory_of_the_source_is_hidden_but_below_exact(mount: Moun
 def test_the_control_directory_lists_its_files_which_belong_to_who_mounted(mount: MountFactory, small: Path) -> None:
     small.chmod(0o750)
     view = mount(small, "uid=12")
-    names = ["config", "epoch", "exact", "health", "metrics", "stats", "version"]
+    names = ["config", "epoch", "exact", "health", "metrics", "stats", "stream", "version"]
     assert sorted(os.listdir(view.point / ".deepiofs")) == names
     found = (view.point / ".deepiofs/stats").stat()
     assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (os.getuid(), os.getgid(), 0o440)

@@ -59,9 +59,21 @@ def test_a_dataset_is_counted_by_its_directories_and_bytes(tmp_path: Path) -> No
     assert figures(str(tmp_path), "--nodes", "2", "-o", "shuffle=all")["groups"] == 1
 
 
+@pytest.mark.parametrize(("nodes", "share"), [(8, 0.012), (64, 0.035), (512, 0.099)])
+def test_with_a_batch_only_the_overhang_is_read_from_peers(nodes: int, share: float) -> None:
+    numbers = ("--samples", "1281167", "--nodes", str(nodes), "--batch", "8192")
+    said = figures(*numbers)
+    assert (round(said["exchange"], 3), said["batch_entropy"]) == (share, 1.0)
+    assert said["from_peers"] == said["in_streams"] == said["exchange"]
+    # Streams do not mind groups; who opens by name has each group's exchange.
+    said = figures(*numbers, "--groups", "1000")
+    assert round(said["in_streams"], 3) == share
+    assert said["exchange"] > 2 * share
+
+
 def test_the_table_and_the_curve(tmp_path: Path) -> None:
     curve = tmp_path / "curve.png"
-    done = plan("--samples", "1300", "--nodes", "8", "--batch", "64", "--plot", str(curve))
+    done = plan("--samples", "1300", "--groups", "1", "--nodes", "8", "--plot", str(curve))
     assert done.returncode == 0
     assert "0.397" in done.stdout
     assert "batch composition entropy" in done.stdout
