@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable
 
 import pytest
@@ -18,7 +19,7 @@ _PASSING = [errno.EIO, errno.ESTALE, errno.EAGAIN, errno.EINTR, errno.ETIMEDOUT,
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made; none of them takes time."""
     pauses: list[float] = []
-    monkeypatch.setattr(retry.time, "sleep", pauses.append)
+    monkeypatch.setattr(time, "sleep", pauses.append)
     return pauses
 
 
