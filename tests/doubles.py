@@ -127,7 +127,8 @@ class MemorySource:
     """Files in a dict, and faults on demand.
 
     `reads` is every (path, at, size) that was read; `opened` how many files were opened, `open_now` how many still are.
-    `open_errors`, `read_errors`: path -> errno. `cut`: path -> where reads end, before the end that the size says.
+    `open_errors`, `read_errors`: path -> errno; `errors_left`: path -> how many reads fail, if not all. `cut`: path ->
+    where reads end, before the end that the size says.
     `open_gates`, `read_gates`: path -> where a thread that opens or reads it waits.
     """
 
@@ -138,6 +139,7 @@ class MemorySource:
         self.open_now = 0
         self.open_errors: dict[bytes, int] = {}
         self.read_errors: dict[bytes, int] = {}
+        self.errors_left: dict[bytes, int] = {}
         self.cut: dict[bytes, int] = {}
         self.open_gates: dict[bytes, Gate] = {}
         self.read_gates: dict[bytes, Gate] = {}
@@ -178,7 +180,7 @@ class MemorySource:
         if (len(data), version) != (manifest.size_of[row], manifest.mtime_ns_of[row]):
             raise SourceChangedError(f"{os.fsdecode(path)}: changed")
         self.count_open(1)
-        return _MemoryFile(self, path)
+        return _MemoryFile(self, path, version)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -194,8 +196,9 @@ class MemorySource:
 
 
 class _MemoryFile:
-    def __init__(self, source: MemorySource, path: bytes) -> None:
-        self._source, self._path = source, path
+    def __init__(self, source: MemorySource, path: bytes, version: int) -> None:
+        self._source, self._path, self._version = source, path, version
+        self._data = source.files[path][0]
         self._closed = False
 
     def read_into(self, buffer: memoryview, at: int) -> int:
@@ -206,8 +209,15 @@ class _MemoryFile:
         if self._closed:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         if path in source.read_errors:
-            raise OSError(source.read_errors[path], os.strerror(source.read_errors[path]))
-        data = source.files[path][0][: source.cut.get(path)]
+            number = source.read_errors[path]
+            if path in source.errors_left:
+                source.errors_left[path] -= 1
+                if not source.errors_left[path]:
+                    del source.read_errors[path], source.errors_left[path]
+            raise OSError(number, os.strerror(number))
+        if source.files.get(path, (b"", self._version))[1] != self._version:
+            raise SourceChangedError(f"{os.fsdecode(path)}: changed")
+        data = self._data[: source.cut.get(path)]
         piece = data[at : at + len(buffer)]
         buffer[: len(piece)] = piece
         return len(piece)
