@@ -130,8 +130,8 @@ def _text(text: str) -> str:
     return text
 
 
-def _option(default: Any, parse: Callable[[str], Any], values: str, meaning: str, built: bool = True) -> Any:
-    metadata = {"parse": parse, "values": values, "meaning": meaning, "built": built}
+def _option(default: Any, parse: Callable[[str], Any], values: str, meaning: str) -> Any:
+    metadata = {"parse": parse, "values": values, "meaning": meaning}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -252,11 +252,6 @@ class Settings:
             except ValueError as error:
                 problems.append(f"{name}={text}: {error}")
         settings = cls(**values)
-        problems += [
-            f"{name} is known but not built yet; leave it out"
-            for name, value in values.items()
-            if not table[name].metadata["built"] and value != table[name].default
-        ]
         if settings.allow_other and settings.allow_root:
             problems.append("allow_other and allow_root exclude each other; give one")
         if problems:
@@ -291,15 +286,9 @@ def parse_size(text: str) -> int:
 
 
 def option_rows() -> Iterable[tuple[str, str, str, str]]:
-    """(name, values, default, meaning) of each option that can be used, for `--help` and docs/OPTIONS.md."""
+    """(name, values, default, meaning) of each option, for `--help` and docs/OPTIONS.md."""
     for field in dataclasses.fields(Settings):
-        if field.metadata["built"]:
-            yield (
-                field.name,
-                field.metadata["values"] or "flag",
-                _shown(field.default),
-                field.metadata["meaning"],
-            )
+        yield field.name, field.metadata["values"] or "flag", _shown(field.default), field.metadata["meaning"]
 
 
 def _unknown(name: str, table: Mapping[str, object]) -> str:

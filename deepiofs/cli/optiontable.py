@@ -26,7 +26,12 @@ A number, with or without a fraction, and one of `K M G T`, with or without `B` 
 `cache` and `staging` are limits per rank. The store takes only what this rank's share of the dataset needs, and its
 pages are taken as they are filled. Both together must fit the rank's part of the node: the least of MemAvailable and of
 what every memory control group above the process has left, divided by the ranks on the node. `cache=100%` leaves
-nothing for `staging`. What does not fit in `cache` is read from the source each time.
+nothing for `staging`.
+
+What does not fit in `cache` is read from the source in each pass, through `staging`: before it is drawn where names are
+shuffled, and ahead of the reader where a large file is read in order. `prefetch` counts draws over all groups together.
+With `shuffle=dir` and a sampler that goes through all classes at random it should be at least the number of classes,
+and half of `staging` should hold that many samples.
 
 ## Globs
 

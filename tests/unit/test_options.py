@@ -16,19 +16,6 @@ from deepiofs.options import GENERIC, Amount, Settings, option_rows, parse_optio
 
 _DOCS = Path(__file__).parents[2] / "docs" / "OPTIONS.md"
 _NAMES = [field.name for field in dataclasses.fields(Settings)]
-_BUILT = [field.name for field in dataclasses.fields(Settings) if field.metadata["built"]]
-_UNBUILT = [name for name in _NAMES if name not in _BUILT]
-# Values that are not the default, for the options that were or are known and not built.
-_OTHER_VALUES = {
-    "shuffle": "dir",
-    "shuffle_only": "train/**",
-    "entropy": "0.5",
-    "batch": "256",
-    "seed": "7",
-    "prefetch": "8",
-    "even": "drop",
-    "order_log": "/tmp/order.csv",
-}
 
 
 def _settings(text: str) -> Settings:
@@ -233,20 +220,6 @@ def test_every_unknown_name_is_refused_and_some_name_offered(name: str) -> None:
         Settings.from_strings({name: ""})
 
 
-@pytest.mark.parametrize("name", _UNBUILT)
-def test_an_option_that_is_not_built_is_refused_and_says_so(name: str) -> None:
-    assert f"{name} is known but not built yet" in _refusal(f"{name}={_OTHER_VALUES[name]}")
-
-
-@pytest.mark.parametrize("name", _UNBUILT)
-def test_the_table_does_not_offer_what_is_not_built(name: str) -> None:
-    assert name not in [row[0] for row in option_rows()]
-
-
-def test_the_default_of_an_option_that_is_not_built_is_accepted() -> None:
-    assert _settings("shuffle=off,entropy=0.9,seed=0") == Settings()
-
-
 def test_allow_other_and_allow_root_exclude_each_other() -> None:
     assert "exclude each other" in _refusal("allow_other,allow_root")
     assert _settings("allow_root").allow_root
@@ -281,13 +254,13 @@ def test_settings_are_values(values: dict[str, str]) -> None:
     assert Settings.from_strings(values) == Settings.from_strings(dict(reversed(values.items())))
 
 
-def test_the_table_that_help_and_docs_show_has_every_built_option() -> None:
+def test_the_table_that_help_and_docs_show_has_every_option() -> None:
     rows = list(option_rows())
-    assert [row[0] for row in rows] == _BUILT
+    assert [row[0] for row in rows] == _NAMES
     assert all(values and default and meaning for _, values, default, meaning in rows)
 
 
-def test_the_documentation_has_every_built_option() -> None:
+def test_the_documentation_has_every_option() -> None:
     assert _DOCS.exists(), "docs/OPTIONS.md is missing"
     text = _DOCS.read_text()
-    assert [name for name in _BUILT if f"`{name}" not in text] == []
+    assert [name for name in _NAMES if f"`{name}" not in text] == []
