@@ -72,10 +72,13 @@ def test_webdataset_on_two_ranks_sees_every_sample_once_per_epoch(
     assert orders[0] != orders[1]
 
 
-def test_tf_data_reads_each_record_once(mount: MountFactory, pairs: dict[str, tuple[str, str]], tmp_path: Path) -> None:
+@pytest.mark.mpi
+def test_tf_data_on_two_ranks_reads_each_record_once(
+    mpi_mount: MpiMountFactory, pairs: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
     pytest.importorskip("tensorflow")
-    view = mount(tmp_path / "pairs", "shuffle_only=*.cls:*.jpg")
-    files = [str(part) for part in parts([view.point], "tfrecord", 3, 3)]
+    mounted = mpi_mount(2, tmp_path / "pairs", "shuffle_only=*.cls:*.jpg")
+    files = [str(part) for part in parts(mounted.mountpoints, "tfrecord", 3, 3)]
     done = subprocess.run(
         [sys.executable, "-c", _TF_READER, *files], capture_output=True, text=True, check=True, timeout=_READER_S
     )
