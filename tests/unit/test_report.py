@@ -9,7 +9,12 @@ import pytest
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.fs.report import Identity, Report
 from deepiofs.fs.sourcereads import SourceReads
+from deepiofs.fs.streams.ahead import Ahead
+from deepiofs.fs.streams.orders import Orders
+from deepiofs.fs.streams.tree import Streams
+from deepiofs.fs.tree import Tree
 from deepiofs.memory.board import Counter
+from deepiofs.options import Settings
 from tests.doubles import in_trio, in_trio_time
 from tests.unit.jobs import Mounted
 
@@ -19,7 +24,13 @@ _FILES = {b"%d" % i: b"%d" % i * 1000 for i in range(4)}
 def _report(mounted: Mounted) -> Report:
     manifest: Manifest = mounted.link.manifest
     reads = SourceReads(mounted.source, manifest)
-    return Report(Identity(0, 2, 0, 1, 1), mounted.link, mounted.counts, reads)
+    tree = Tree(manifest, Settings(), lambda row: False)
+    streams = Streams(tree, {}, _no_orders, mounted.reader, Ahead(mounted.link, 0, 0), lambda: 0)
+    return Report(Identity(0, 2, 0, 1, 1), mounted.link, mounted.counts, reads, streams)
+
+
+def _no_orders() -> Orders:
+    raise AssertionError("no stream is asked for")
 
 
 def _count(counter: Counter) -> Callable[[Mounted], None]:
