@@ -16,11 +16,14 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from tests.conftest import MountFactory, MpiMountFactory
+from tests.launchers import installed_launchers
 from tests.mounts import ending
 from tests.streams.conftest import STREAM, parts
 
 pytestmark = [pytest.mark.mounted]
 
+# Which MPI carries the bytes is nothing to a framework, and each start of one takes long.
+_ONE_MPI = pytest.mark.parametrize("launcher", installed_launchers()[:1], indirect=True, ids=str)
 _READER = Path(__file__).parent / "wds_reader.py"
 _READER_S = 180
 
@@ -49,6 +52,7 @@ def pairs(tmp_path: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.mpi
+@_ONE_MPI
 def test_webdataset_on_two_ranks_sees_every_sample_once_per_epoch(
     mpi_mount: MpiMountFactory, pairs: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
@@ -73,6 +77,7 @@ def test_webdataset_on_two_ranks_sees_every_sample_once_per_epoch(
 
 
 @pytest.mark.mpi
+@_ONE_MPI
 def test_tf_data_on_two_ranks_reads_each_record_once(
     mpi_mount: MpiMountFactory, pairs: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
