@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import errno
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,6 +18,7 @@ import trio
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source, SourceFile
 from deepiofs.errors import DeepiofsError
+from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
 from deepiofs.memory.store import Store
 
@@ -28,6 +30,11 @@ _LOOK_AGAIN_S = 1.0
 
 # A unit, and why it could not be read.
 Outcome = tuple[int, OSError | DeepiofsError | None]
+
+
+def file_name(manifest: Manifest, units: Units, unit: int) -> str:
+    """The file that a unit is of, for log lines."""
+    return os.fsdecode(manifest.path(units.place_in_file(unit)[0]))
 
 
 class Filling:
@@ -117,11 +124,17 @@ class Batch:
 class LeftAlone:
     """Batches whose threads hang, and whose slots go on without them. **Invariants.** None in it is over."""
 
-    def __init__(self) -> None:
+    def __init__(self, board: Board) -> None:
+        self._board = board
         self._batches: set[Batch] = set()
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def notice(self, batch: Batch) -> None:
+        """Its thread hangs."""
+        batch.hangs = True
+        self._board.add(Counter.SOURCE_HANGS)
 
     async def add(self, batch: Batch) -> None:
         """Leave one alone; while there are too many, its slot waits as long as it hangs."""
@@ -133,5 +146,6 @@ class LeftAlone:
 
     def end(self, batch: Batch) -> None:
         """Its thread has come back."""
+        self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
         self._batches.discard(batch)
         batch.over.set()

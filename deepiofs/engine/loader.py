@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import logging
-import os
 from collections.abc import Iterable
 
 import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source, retry
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, file_name
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
@@ -50,7 +50,8 @@ class Loader:
         self._place = dict(zip(own.unit, own.at, strict=True))
         self._filling = Filling(units, manifest, source, store, self._place)
         self._limiter = trio.CapacityLimiter(WORKERS + MOST_LEFT_ALONE)
-        self._left_alone = LeftAlone()
+        self._name = functools.partial(file_name, manifest, units)
+        self._left_alone = LeftAlone(board)
         self._order = iter(own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
@@ -128,8 +129,7 @@ class Loader:
         if await batch.over_in_time():
             return
         log.warning("%s: the source has not answered for %g s", self._name(batch.reading), HANGS_AFTER_S)
-        batch.hangs = True
-        self._board.add(Counter.SOURCE_HANGS)
+        self._left_alone.notice(batch)
         self._return(batch.take_back())
         self._settle(batch, nursery)
         await self._left_alone.add(batch)
@@ -137,7 +137,6 @@ class Loader:
     async def _read(self, batch: Batch, nursery: trio.Nursery) -> None:
         """The batch's thread, from its start to its end, however long it hangs."""
         await trio.to_thread.run_sync(batch.read, self._filling, limiter=self._limiter, abandon_on_cancel=True)
-        self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
         self._settle(batch, nursery)
         self._left_alone.end(batch)
 
@@ -190,7 +189,3 @@ class Loader:
         self._board.add(Counter.LOADED_UNITS)
         self._board.add(Counter.LOADED_BYTES, size)
         self._board.add(Counter.SOURCE_BYTES, size)
-
-    def _name(self, unit: int) -> str:
-        """For log lines."""
-        return os.fsdecode(self._manifest.path(self._units.place_in_file(unit)[0]))

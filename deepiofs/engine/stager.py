@@ -11,16 +11,16 @@ reading and nothing else.
 from __future__ import annotations
 
 import collections
+import functools
 import logging
-import os
 from collections.abc import Callable
 
 import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone
-from deepiofs.memory.board import Board, Counter
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, file_name
+from deepiofs.memory.board import Board
 from deepiofs.memory.placement import Units
 from deepiofs.memory.store import Store
 
@@ -55,12 +55,13 @@ class Stager:
 
     def __init__(self, units: Units, manifest: Manifest, source: Source, staging: Store, board: Board) -> None:
         self._units, self._manifest, self._source = units, manifest, source
-        self._staging, self._board = staging, board
+        self._staging = staging
         self._urgent: collections.deque[SourceRead] = collections.deque()
         self._ahead: collections.OrderedDict[int, SourceRead] = collections.OrderedDict()
         self._more = trio.Event()
         self._limiter = trio.CapacityLimiter(_WORKERS + MOST_LEFT_ALONE)
-        self._left_alone = LeftAlone()
+        self._name = functools.partial(file_name, manifest, units)
+        self._left_alone = LeftAlone(board)
 
     async def run(self) -> None:
         """Read what is asked for, until cancelled."""
@@ -133,8 +134,7 @@ class Stager:
         if await batch.over_in_time():
             return
         log.warning("%s: the source has not answered for %g s", self._name(batch.reading), HANGS_AFTER_S)
-        batch.hangs = True
-        self._board.add(Counter.SOURCE_HANGS)
+        self._left_alone.notice(batch)
         for unit in batch.take_back():
             self._return(under_way.pop(unit))
         self._settle(batch, under_way)
@@ -153,7 +153,6 @@ class Stager:
         places = {unit: read.at for unit, read in under_way.items()}
         filling = Filling(self._units, self._manifest, self._source, self._staging, places)
         await trio.to_thread.run_sync(batch.read, filling, limiter=self._limiter, abandon_on_cancel=True)
-        self._board.add(Counter.SOURCE_HANGS, -batch.hangs)
         self._settle(batch, under_way)
         self._left_alone.end(batch)
 
@@ -164,7 +163,3 @@ class Stager:
                 # The mount asks the source itself then, and its reader gets the errno.
                 log.info("not staged: %s: %s", self._name(unit), error)
             under_way.pop(unit).finish(error is None)
-
-    def _name(self, unit: int) -> str:
-        """For log lines."""
-        return os.fsdecode(self._manifest.path(self._units.place_in_file(unit)[0]))

@@ -152,7 +152,7 @@ def _agreed(world: World) -> Iterator[None]:
 def _roster(
     samples: Samples, group: npt.NDArray[np.int32], owner: npt.NDArray[np.int32]
 ) -> dict[str, npt.NDArray[Any]]:
-    """What a mount needs to plan passes, beside each rank's node (`order.plan.Membership`, `fs.shuffle.Roster`)."""
+    """What a mount needs to plan passes, beside each rank's node (`order.plan.Membership`, `fs.roster.Roster`)."""
     return {
         "of_row": samples.of_row,
         "sample_first": samples.first,

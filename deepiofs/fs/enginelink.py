@@ -1,16 +1,15 @@
-"""The mount's view of its engine: the segments that it shares, and requests for units that are not at hand.
+"""The mount's view of its engine: the segments that it shares, where units lie, and the words to and from it.
 
 The engine may end, or stop answering, at any moment. Its segments stay mapped, so resident units stay readable;
-requests end with None, and the reader asks the source.
+requests (`fs.requests`) then fail, and the reader asks the source.
 
-**Threading.** The trio thread. `listen` is the only receiver. **Invariants.** One request per unit at a time; a
-unit in `_staged` is readable at its place until it is released here.
+**Threading.** The trio thread. `listen` is the only receiver.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from deepiofs.fs.counts import Counts
 from deepiofs.fs.requests import Requests
 from deepiofs.memory import columns_segment
 from deepiofs.memory.board import Board
-from deepiofs.memory.placement import NOWHERE
+from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
 from deepiofs.memory.segments import Segment
 from deepiofs.memory.store import HEADER_BYTES, LOADED, Store
 from deepiofs.memory.wire import (
@@ -78,6 +77,13 @@ class EngineLink:
     def home(self, unit: int) -> int:
         """The rank that holds a unit nearest to here, or NOWHERE."""
         return int(self._home[unit])
+
+    def units(self, row: int) -> Iterator[tuple[int, int]]:
+        """(unit, bytes) of what a row's bytes are, in order."""
+        content = self.manifest.content_of[row]
+        size = self.manifest.size_of[content]
+        for i in range(-(-size // EXTENT_BYTES)):
+            yield self.first[content] + i, min(size - i * EXTENT_BYTES, EXTENT_BYTES)
 
     def is_near(self, unit: int) -> bool:
         """Whether a unit is to be held by this node."""

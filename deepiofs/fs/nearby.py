@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.memory.board import Counter
-from deepiofs.memory.placement import EXTENT_BYTES
 
 # Where a sample is to lie; 0 is not known yet.
 _NEAR, _FAR = 1, 2
@@ -44,9 +43,5 @@ class Nearby:
         return lies
 
     def _units(self, sample: int) -> Iterator[tuple[int, int]]:
-        manifest, first = self._link.manifest, self._link.first
         for row in self._rows_of(sample):
-            content = manifest.content_of[row]
-            size = manifest.size_of[content]
-            for i in range(-(-size // EXTENT_BYTES)):
-                yield first[content] + i, min(size - i * EXTENT_BYTES, EXTENT_BYTES)
+            yield from self._link.units(row)

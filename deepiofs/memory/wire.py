@@ -206,7 +206,7 @@ def encode(message: Message) -> bytes:
     return packet + getattr(message, "text", "").encode("utf-8", "surrogateescape")
 
 
-def decode(packet: bytes) -> Message:
+def decode(packet: bytes | bytearray) -> Message:
     """The message of a packet; ValueError for anything else."""
     try:
         code, *numbers = _NUMBERS.unpack_from(packet)
@@ -264,7 +264,7 @@ class Channel:
             if not size:
                 return None
             fds = [struct.unpack("i", data[:4])[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
-            return decode(bytes(self._buffer[:size])), fds[0] if fds else None
+            return decode(self._buffer[:size]), fds[0] if fds else None
 
     def close(self) -> None:
         self._socket.close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -18,7 +19,7 @@ import trio
 from deepiofs.fs.enginelink import EngineLink
 from deepiofs.fs.streams.layout import Layout
 from deepiofs.memory.board import Counter
-from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
+from deepiofs.memory.placement import NOWHERE
 from deepiofs.memory.store import span
 
 # The kernel's read-ahead comes a little out of order: so many members back still are the same reader.
@@ -143,11 +144,9 @@ class Ahead:
 
     def _far_units(self, row: int) -> Iterator[tuple[int, int]]:
         """(unit, bytes) of a file that this node's memory does not hold now; of a large one only the first."""
-        link = self._link
-        content = link.manifest.content_of[row]
-        length = min(link.manifest.size_of[content], EXTENT_BYTES)
-        if length and link.in_node(link.first[content], length) is None:
-            yield link.first[content], length
+        for unit, length in itertools.islice(self._link.units(row), 1):
+            if self._link.in_node(unit, length) is None:
+                yield unit, length
 
     def _drop(self, lead: Lead, before: int) -> None:
         """Let the claims of members before this one go."""
