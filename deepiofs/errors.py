@@ -42,6 +42,10 @@ class SourceChangedError(SourceError):
     """A file of the source is not what the index says (size or modification time differ)."""
 
 
+class CorruptRecordError(SourceError):
+    """A record of a container fails its check; the others are good."""
+
+
 class IndexMismatchError(SourceError):
     """An index file is damaged, of another version, or describes a source that has changed since."""
 

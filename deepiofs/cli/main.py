@@ -61,6 +61,7 @@ def mount(source: str, mountpoint: str, options: dict[str, str], foreground: boo
     settings = Settings.from_strings(options)
     from deepiofs.cli import mount as mounting
     from deepiofs.cli.daemon import detach
+    from deepiofs.dataset.sources import absolute_name
     from deepiofs.engine.world import launched
 
     # A launcher waits for the process that it started, and signals it: it must not go to the background.
@@ -69,7 +70,7 @@ def mount(source: str, mountpoint: str, options: dict[str, str], foreground: boo
     index = {"index": os.path.abspath(settings.index)} if settings.index else {}
     order = {"order_log": os.path.abspath(settings.order_log)} if settings.order_log else {}
     options = {**options, **log, **index, **order}
-    request = mounting.Request(os.path.abspath(source), mountpoint, options, Settings.from_strings(options), background)
+    request = mounting.Request(absolute_name(source), mountpoint, options, Settings.from_strings(options), background)
     live = detach() if background else lambda mountpoint: None
     mounting.run(request, live)
     return EXIT_OK

@@ -46,7 +46,9 @@ COLUMNS: Mapping[str, str] = {
 class Manifest:
     """What the view holds, by row number.
 
-    `meta` is what the index file says of itself: `source`, `selection`, `left_out` (counts by reason), `built_ns`.
+    `meta` is what the index file says of itself: `selection`, `left_out` (counts by reason), `built_ns`; of records
+    also `kind` (the scheme of their source), `containers` (name, size, mtime_ns of each) and `details` (of each, what
+    their source needs).
     """
 
     def __init__(self, meta: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> None:
@@ -70,6 +72,11 @@ class Manifest:
         self._names = columns["names"].data
         self._hash_row = columns["path_row"].data
         self._directory_path = functools.lru_cache(maxsize=65536)(self._join_path)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether the files lie in containers, in the order of `source_at`."""
+        return "containers" in self.meta
 
     @property
     def is_regular(self) -> npt.NDArray[np.bool_]:

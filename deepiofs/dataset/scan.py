@@ -25,8 +25,9 @@ import numpy.typing as npt
 
 from deepiofs.dataset.manifest import ROOT, build_columns
 from deepiofs.dataset.selection import Globs
-from deepiofs.dataset.sources import Selection, Team
-from deepiofs.errors import DeepiofsError, SourceError
+from deepiofs.dataset.sources import Selection
+from deepiofs.dataset.sources.team import Team, share
+from deepiofs.errors import SourceError
 
 # Metadata servers answer slowly but many at once; more threads than this gain little behind the GIL.
 _THREADS = 8
@@ -63,7 +64,7 @@ def scan_directory(
         paths = [b""]
         _level(tree, open_directory, pool, team, [(b"", [b"."])], follow, _Tree.take_root)
         while True:
-            listed = _share(team, paths if tree else None, lambda path: _names(open_directory, path), pool)
+            listed = share(team, paths if tree else None, lambda path: _names(open_directory, path), pool)
             chunks = tree.choose(listed) if tree and listed is not None else None
             _level(tree, open_directory, pool, team, chunks, follow, _Tree.take_level)
             more = team.bcast(bool(tree and tree.level))
@@ -83,34 +84,9 @@ def _level(
     take: Callable[[_Tree, list[Chunk], list[npt.NDArray[np.int64]]], None],
 ) -> None:
     """Stat the names of a level over all ranks and hand the facts to the tree."""
-    facts = _share(team, chunks, lambda chunk: stat_names(open_directory, chunk, follow), pool)
+    facts = share(team, chunks, lambda chunk: stat_names(open_directory, chunk, follow), pool)
     if tree and facts is not None:
         take(tree, chunks or [], facts)
-
-
-def _share(team: Team, work: list[Any] | None, do: Callable[[Any], Any], pool: ThreadPoolExecutor) -> list[Any] | None:
-    """Deal `work` of rank 0 over the ranks and their threads; rank 0 gets the results in order.
-
-    An error of any rank is raised on all of them, so that none waits for a rank that has given up.
-    """
-    parts = None if work is None else [work[rank :: team.size] for rank in range(team.size)]
-    mine = team.scatter(parts)
-    failure: DeepiofsError | None = None
-    done: list[Any] = []
-    try:
-        done = list(pool.map(do, mine))
-    except DeepiofsError as error:
-        failure = error
-    gathered = team.gather((failure, done))
-    failure = team.bcast(next((part[0] for part in gathered if part[0]), None) if gathered else None)
-    if failure:
-        raise failure
-    if gathered is None or work is None:
-        return None
-    results: list[Any] = [None] * len(work)
-    for rank, (_, part) in enumerate(gathered):
-        results[rank :: team.size] = part
-    return results
 
 
 def _names(open_directory: OpenDirectory, path: bytes) -> list[bytes]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Source, SourceFile
+from deepiofs.dataset.sources import Packed, Piece, Source, SourceFile
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
@@ -43,9 +43,27 @@ class Filling:
     def __init__(self, units: Units, manifest: Manifest, source: Source, store: Store, place: dict[int, int]) -> None:
         self._units, self._manifest, self._source = units, manifest, source
         self._store, self._place = store, place
+        self._packed = source if isinstance(source, Packed) else None
 
     def read(self, units: Iterator[int], say: Callable[[Outcome], None]) -> None:
-        """Read and publish; extents of one file that come together share its descriptor."""
+        """Read and publish: all at once what lies in containers, else file by file."""
+        if self._packed:
+            self._read_together(self._packed, list(units), say)
+        else:
+            self._read_each(units, say)
+
+    def _read_together(self, source: Packed, units: list[int], say: Callable[[Outcome], None]) -> None:
+        pieces = []
+        for unit in units:
+            row, begin = self._units.place_in_file(unit)
+            pieces.append(Piece(row, begin, self._store.data(self._place[unit], int(self._units.size[unit]))))
+        for unit, piece, error in zip(units, pieces, source.read_pieces(self._manifest, pieces), strict=True):
+            if error is None:
+                self._store.publish(self._place[unit], len(piece.buffer))
+            say((unit, error))
+
+    def _read_each(self, units: Iterator[int], say: Callable[[Outcome], None]) -> None:
+        """Extents of one file that come together share its descriptor."""
         file: SourceFile | None = None
         opened = -1
         for unit in units:

@@ -15,8 +15,6 @@ import logging
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-import numpy as np
-import numpy.typing as npt
 import trio
 
 from deepiofs.engine.loader import Loader
@@ -414,9 +412,3 @@ class Fetcher:
 
     def _count_suspects(self) -> None:
         self._board[Counter.PEERS_SUSPECT] = len(self.suspects)
-
-
-def own_units(home: npt.NDArray[np.int32], rank: int) -> list[int]:
-    """The units of a rank, ascending."""
-    found: list[int] = np.flatnonzero(home == rank).tolist()
-    return found

@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Source, retry
+from deepiofs.dataset.sources import Packed, Source, retry
 from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, file_name
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
@@ -31,11 +31,13 @@ log = logging.getLogger(__name__)
 WORKERS = 8
 _BATCH_BYTES = 8 << 20
 _BATCH_UNITS = 64
+# Of records, which are read many at once: more, to fill requests of some MiB with small ones.
+_BATCH_RECORDS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """The units of this rank: numbers ascending, and where each goes in the store; int lists of one length."""
+    """The units of this rank in the source's order, and where each goes in the store; int lists of one length."""
 
     unit: list[int]
     at: list[int]
@@ -55,6 +57,7 @@ class Loader:
         self._order = iter(own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
+        self._batch_units = _BATCH_RECORDS if isinstance(source, Packed) else _BATCH_UNITS
         self._tries: collections.Counter[int] = collections.Counter()
         self._taken: set[int] = set()
         self._urgent: collections.deque[int] = collections.deque()
@@ -113,7 +116,7 @@ class Loader:
             return [self._urgent.popleft()]
         batch: list[int] = []
         size = 0
-        while self._in_order and size < _BATCH_BYTES and len(batch) < _BATCH_UNITS:
+        while self._in_order and size < _BATCH_BYTES and len(batch) < self._batch_units:
             unit = self._returned.popleft() if self._returned else next(self._order, None)
             if unit is None:
                 break

@@ -12,7 +12,7 @@ import numpy as np
 import trio
 
 from deepiofs.engine.farewell import Farewell
-from deepiofs.engine.fetcher import Fetcher, own_units
+from deepiofs.engine.fetcher import Fetcher
 from deepiofs.engine.loader import Loader, Own
 from deepiofs.engine.peers import Barrier, Note, NoteKind, Peers
 from deepiofs.engine.pump import Pump
@@ -42,8 +42,8 @@ class Service:
         self._channel, self._world, self._rank = channel, world, rank
         self._peers, self._settings = peers, settings
         self._store = rank.stores[world.rank]
-        own = own_units(rank.placement.home, world.rank)
-        places = Own(own, rank.placement.at[own].tolist())
+        own = rank.units.in_source_order(rank.manifest, np.flatnonzero(rank.placement.home == world.rank))
+        places = Own(own.tolist(), rank.placement.at[own].tolist())
         self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
         staging = Store(rank.segments["staging"])
         self._stager = Stager(rank.units, rank.manifest, rank.source, staging, rank.board)

@@ -9,6 +9,7 @@ extents of larger files one by one.
 Dealing: samples have owners, and their files up to 4 MiB lie with the owner. Within a group (or a directory, where
 nothing is shuffled) samples go round the ranks from large to small, back and forth, so that counts differ by at most
 one and bytes nearly agree; where one group's deal ended the next begins. Extents of larger files are dealt likewise.
+Records are dealt in runs instead, in the order of their containers, so that each rank reads its part in large pieces.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ class Units:
         size = np.minimum(manifest.sizes[row] - index * EXTENT_BYTES, EXTENT_BYTES)
         return cls(first, row.astype(np.uint32), size.astype(np.int32))
 
+    def in_source_order(self, manifest: Manifest, units: Ints) -> Ints:
+        """The same units as they lie in the source, int64 (n,); given ascending."""
+        if not manifest.is_packed:
+            return units
+        at = manifest.columns["source_at"][self.row[units]]
+        return units[np.argsort(at, kind="stable")]
+
     def place_in_file(self, unit: int) -> tuple[int, int]:
         """The row and the byte of its file where a unit begins."""
         row = int(self.row[unit])
@@ -84,6 +92,9 @@ def deal_samples(
 ) -> npt.NDArray[np.int32]:
     """The owner of each sample, int32 (n_samples,). group: as from `group_samples`."""
     together = _together(manifest, samples, group)
+    if manifest.is_packed:
+        leaders = samples.rows[samples.first[:-1]]
+        return deal_in_order(together, manifest.columns["source_at"][leaders], n_ranks).astype(np.int32)
     files = np.flatnonzero(samples.of_row != ALONE)
     size = np.bincount(samples.of_row[files], manifest.sizes[files], len(samples)).astype(np.int64)
     return deal(together, size, n_ranks).astype(np.int32)
@@ -178,6 +189,22 @@ def deal(group: Ints, size: Ints, n_ranks: int) -> Ints:
     slot = np.where(back, n_ranks - 1 - slot, slot)
     dealt = np.empty(len(group), np.int64)
     dealt[order] = (slot + np.repeat(_shifts(counts, n_ranks), counts)) % n_ranks
+    return dealt
+
+
+def deal_in_order(group: Ints, source_at: Ints, n_ranks: int) -> Ints:
+    """The rank of each sample such that a rank's lie together in the source, int64 (n,).
+
+    Each group is cut, in the source's order, into one part for each rank; counts differ by at most one, in each group
+    and over all: what is left when a group is divided goes to the ranks after those of the group before.
+    """
+    order = np.lexsort((source_at, group))
+    counts = np.unique(group[order], return_counts=True)[1]
+    each, rest = np.divmod(counts, n_ranks)
+    turned = (np.arange(n_ranks) - (np.cumsum(rest) - rest)[:, None]) % n_ranks
+    parts = each[:, None] + (turned < rest[:, None])
+    dealt = np.empty(len(group), np.int64)
+    dealt[order] = np.repeat(np.tile(np.arange(n_ranks), len(counts)), parts.reshape(-1))
     return dealt
 
 

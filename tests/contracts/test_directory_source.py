@@ -11,10 +11,10 @@ import pytest
 from deepiofs.dataset.sources import open_source
 from deepiofs.dataset.sources.directory import DirectorySource
 from deepiofs.errors import SourceError
-from tests.contracts.sources import Contender, SourceContract
+from tests.contracts.sources import FileContender, FilesContract
 
 
-class _Directory(Contender):
+class _Directory(FileContender):
     def __init__(self, root: Path, files: Mapping[bytes, bytes]) -> None:
         self._root = os.fsencode(root)
         for path, data in files.items():
@@ -47,8 +47,8 @@ class _Directory(Contender):
         os.utime(directory, ns=(at, at))
 
 
-class TestDirectorySource(SourceContract):
-    def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> Contender:
+class TestDirectorySource(FilesContract):
+    def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> FileContender:
         return _Directory(tmp_path, files)
 
 
@@ -59,5 +59,5 @@ def test_a_source_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_a_source_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(SourceError, match="Not a directory"):
+    with pytest.raises(SourceError, match="neither a directory nor a container"):
         open_source(str(tmp_path / "file"))

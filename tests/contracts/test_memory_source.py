@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.contracts.sources import Contender, SourceContract
+from tests.contracts.sources import FileContender, FilesContract
 from tests.doubles import MemorySource
 
 
-class _Memory(Contender):
+class _Memory(FileContender):
     def __init__(self, files: Mapping[bytes, bytes]) -> None:
         self._memory = MemorySource(files)
         self.source = self._memory
@@ -24,6 +24,6 @@ class _Memory(Contender):
         self._memory.files[path] = (data, 1)
 
 
-class TestMemorySource(SourceContract):
-    def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> Contender:
+class TestMemorySource(FilesContract):
+    def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> FileContender:
         return _Memory(files)

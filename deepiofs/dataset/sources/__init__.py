@@ -3,43 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.sources.team import Solo, Team
+from deepiofs.errors import DeepiofsError
 
-
-class Team(Protocol):
-    """The ranks that scan together. **Collective.** Every method is called by all ranks in the same order."""
-
-    rank: int
-    size: int
-
-    def scatter(self, parts: list[Any] | None) -> Any:
-        """Rank r gets parts[r]; only rank 0 gives them."""
-
-    def gather(self, part: Any) -> list[Any] | None:
-        """Rank 0 gets the parts of all ranks in order, the others None."""
-
-    def bcast(self, value: Any) -> Any:
-        """All ranks get rank 0's value."""
-
-
-class Solo:
-    """A team of one."""
-
-    rank = 0
-    size = 1
-
-    def scatter(self, parts: list[Any] | None) -> Any:
-        assert parts is not None
-        return parts[0]
-
-    def gather(self, part: Any) -> list[Any] | None:
-        return [part]
-
-    def bcast(self, value: Any) -> Any:
-        return value
+__all__ = [
+    "Packed",
+    "Piece",
+    "Selection",
+    "Solo",
+    "Source",
+    "SourceFile",
+    "Team",
+    "absolute_name",
+    "open_source",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +46,7 @@ class SourceFile(Protocol):
 
 
 class Source(Protocol):
-    """Where the dataset lies."""
+    """Where the dataset lies. **Threading.** `open` may be called from several threads at once."""
 
     def scan(self, selection: Selection, team: Team) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """**Collective.** `meta` and the manifest's columns on rank 0, None elsewhere. SourceError if unreadable."""
@@ -80,9 +61,37 @@ class Source(Protocol):
         """Give back what the source holds."""
 
 
+class Piece(NamedTuple):
+    """A part of a file that is wanted: bytes from `at` on, as many as the buffer takes."""
+
+    row: int
+    at: int
+    buffer: memoryview
+
+
+@runtime_checkable
+class Packed(Protocol):
+    """A source whose files lie close to each other in containers, and are best read many at once, in their order.
+
+    The manifest's `source_at` tells that order.
+    """
+
+    def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[OSError | DeepiofsError | None]:
+        """Fill all buffers, with as few and as large reads as can be; for each piece None, or why it is not filled.
+
+        **Threading.** May be called from several threads at once.
+        """
+
+
 def open_source(name: str) -> Source:
     """The source that the user named. SourceError, with the cause, if it is missing or unreadable."""
-    from deepiofs.dataset.sources.directory import DirectorySource
+    from deepiofs.dataset.sources.registry import open_named
 
-    opener: Callable[[str], Source] = DirectorySource
-    return opener(name)
+    return open_named(name)
+
+
+def absolute_name(name: str) -> str:
+    """The name of a source, whatever becomes of the working directory."""
+    from deepiofs.dataset.sources.registry import absolute
+
+    return absolute(name)
