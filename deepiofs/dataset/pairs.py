@@ -9,16 +9,15 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import heapq
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.samples import ALONE, Samples
+from deepiofs.dataset.samples import ALONE, Samples, Words
 from deepiofs.dataset.scan import stem
 from deepiofs.errors import OptionError
 
@@ -41,7 +40,9 @@ def refuse_pairs(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int
     if shuffle.startswith("re:"):
         return
     stems = _stems(manifest, samples, group)
-    looks = {directory: _Looks.of(manifest, directory) for directory in stems}
+    if len(stems) < 2:
+        return
+    looks = _looks(manifest, samples, stems.keys())
     for one, other in _meetings(stems, looks):
         if looks[one].is_half_of(looks[other]) and _share_most(stems[one], stems[other]):
             here, there = (os.fsdecode(manifest.path(row)) or "." for row in (one, other))
@@ -53,38 +54,73 @@ def refuse_pairs(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int
             )
 
 
-def _stems(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32]) -> dict[int, set[bytes]]:
-    """The stems of the shuffled samples of each directory."""
-    stems: dict[int, set[bytes]] = collections.defaultdict(set)
-    leaders = samples.rows[samples.first[:-1]]
-    for row in leaders[group != ALONE].tolist():
-        stems[manifest.parent_of[row]].add(stem(manifest.name(row)))
-    return stems
+def _stems(manifest: Manifest, samples: Samples, group: npt.NDArray[np.int32]) -> dict[int, Words]:
+    """The digests of the stems of each directory's shuffled samples, ascending."""
+    shuffled = np.flatnonzero(group != ALONE)
+    if not len(shuffled):
+        return {}
+    leaders = samples.rows[samples.first[shuffled]]
+    directory, stem = manifest.parents[leaders], samples.stem[shuffled]
+    order = np.lexsort((stem, directory))
+    names, begin = np.unique(directory[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(stem[order], begin[1:]), strict=True))
 
 
-def _meetings(stems: dict[int, set[bytes]], looks: dict[int, _Looks]) -> Iterable[tuple[int, int]]:
+def _looks(manifest: Manifest, samples: Samples, directories: Iterable[int]) -> dict[int, _Looks]:
+    """How each of the directories looks; of the samples with one signature in it, one tells the suffixes."""
+    parent = manifest.parents[samples.rows[samples.first[:-1]]]
+    order = np.lexsort((samples.signature, parent))
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = (np.diff(parent[order]) != 0) | (np.diff(samples.signature[order]) != 0)
+    suffixes: dict[int, set[bytes]] = {directory: set() for directory in directories}
+    for sample in order[is_first].tolist():
+        found = suffixes.get(int(parent[sample]))
+        if found is not None:
+            names = map(manifest.name, samples.rows[samples.first[sample] : samples.first[sample + 1]].tolist())
+            found.update(name[len(stem(name)) :].lower() for name in names)
+    return {
+        directory: _Looks(frozenset(manifest.path(directory).split(b"/")), frozenset(found))
+        for directory, found in suffixes.items()
+    }
+
+
+def _meetings(stems: dict[int, Words], looks: dict[int, _Looks]) -> Iterator[tuple[int, int]]:
     """Pairs of directories that have one of a few stems of either in common, and do not look like two classes.
 
     Not all are compared with all: of two halves, nearly each name of one is in the other. Classes whose files are
     numbered alike would meet in hundreds of thousands of pairs, so those that look alike are put together first.
     """
-    homes: dict[bytes, dict[object, list[int]]] = collections.defaultdict(lambda: collections.defaultdict(list))
-    for directory, names in stems.items():
-        for name in names:
-            homes[name][looks[directory].kind].append(directory)
+    alike: dict[object, list[int]] = collections.defaultdict(list)
+    for directory in stems:
+        alike[looks[directory].kind].append(directory)
+    if len(alike) < 2:
+        return
+    homes = {kind: _homes(stems, directories) for kind, directories in alike.items()}
     seen: set[tuple[int, int]] = set()
-    for directory, names in stems.items():
-        for name in heapq.nsmallest(_PROBES, names):
-            for kind, others in homes[name].items():
-                for other in others if kind != looks[directory].kind else ():
+    for directory, of_directory in stems.items():
+        probes = of_directory[:_PROBES]
+        for kind, (there, home) in homes.items():
+            if kind == looks[directory].kind:
+                continue
+            first, last = np.searchsorted(there, probes, "left"), np.searchsorted(there, probes, "right")
+            for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+                for other in home[begin:end].tolist():
                     pair = (min(directory, other), max(directory, other))
                     if pair not in seen:
                         seen.add(pair)
                         yield pair
 
 
-def _share_most(one: set[bytes], other: set[bytes]) -> bool:
-    shared = len(one & other)
+def _homes(stems: dict[int, Words], directories: list[int]) -> tuple[Words, npt.NDArray[np.int64]]:
+    """All stems of some directories, ascending, and the directory of each."""
+    stem = np.concatenate([stems[directory] for directory in directories])
+    home = np.repeat(directories, [len(stems[directory]) for directory in directories])
+    order = np.argsort(stem, kind="stable")
+    return stem[order], home[order]
+
+
+def _share_most(one: Words, other: Words) -> bool:
+    shared = len(np.intersect1d(one, other, assume_unique=True))
     return shared >= _FEWEST and shared >= _SHARE * min(len(one), len(other))
 
 
@@ -100,12 +136,6 @@ class _Looks:
         """Equal for directories that cannot be halves of each other: same suffixes, and no name of another half."""
         named = frozenset(part for part in self.parts if _PARTNERS.search(part))
         return self.suffixes, named
-
-    @classmethod
-    def of(cls, manifest: Manifest, directory: int) -> _Looks:
-        names = (manifest.name(row) for row in manifest.children(directory) if not manifest.is_directory(row))
-        suffixes = frozenset(name[len(stem(name)) :].lower() for name in names)
-        return cls(frozenset(manifest.path(directory).split(b"/")), suffixes)
 
     def is_half_of(self, other: _Looks) -> bool:
         """Whether the suffixes differ, or exactly one of the two is named like the other half."""

@@ -24,7 +24,7 @@ ALONE = -1
 
 _NAME_MAX = 255
 _DOT = ord(".")
-_CHUNK_ROWS = 1 << 18
+_CHUNK_ROWS = 1 << 13  # letters and weights of so many names stay in a core's cache
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _WEIGHTS = np.random.Generator(np.random.Philox(20181001)).integers(0, 1 << 64, _NAME_MAX + 1, np.uint64)
 
@@ -38,13 +38,14 @@ class Samples:
 
     of_row: int32 (n_rows,), the sample of each file, ALONE for directories. first: int64 (n + 1,) into rows: uint32,
     the files of each sample in order of their suffixes, so that the k-th files of two samples of one signature
-    correspond. signature: uint64 (n,).
+    correspond. signature: uint64 (n,), equal for equal sets of suffixes. stem: uint64 (n,), equal for equal stems.
     """
 
     of_row: npt.NDArray[np.int32]
     first: Ints
     rows: npt.NDArray[np.uint32]
     signature: Words
+    stem: Words
 
     def __len__(self) -> int:
         return len(self.signature)
@@ -56,18 +57,25 @@ def find_samples(manifest: Manifest) -> Samples:
     stems, suffixes = _digests(manifest, files)
     keys = stems ^ _mixed(manifest.parents[files].astype(np.uint64) + np.uint64(1))
     _, first, back = np.unique(keys, return_index=True, return_inverse=True)
-    # np.unique numbers by digest; number by first row instead, so that neighbours stay neighbours.
-    number = np.empty(len(first), np.int64)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    sample = number[back.reshape(-1)]
+    sample = _numbered_by_first(first, back.reshape(-1))
     of_row = np.full(manifest.n_rows, ALONE, np.int32)
     of_row[files] = sample
-    order = np.argsort(sample, kind="stable")
+    order = np.argsort(sample, kind="stable") if len(first) < len(files) else sample
     counts = np.bincount(sample, minlength=len(first))
     signature = np.zeros(len(first), np.uint64)
     # No suffix at all has the digest 0, which must count in the sum as well.
     np.add.at(signature, sample, _mixed(suffixes + _ODD))
-    return Samples(of_row, np.concatenate(([0], np.cumsum(counts))), files[order].astype(np.uint32), signature)
+    begin = np.concatenate(([0], np.cumsum(counts)))
+    return Samples(of_row, begin, files[order].astype(np.uint32), signature, stems[order[begin[:-1]]])
+
+
+def _numbered_by_first(first: Ints, back: Ints) -> Ints:
+    """Where np.unique numbers by value: by first appearance instead, so that neighbours stay neighbours; int64."""
+    if len(first) == len(back):
+        return np.arange(len(back))
+    number = np.empty(len(first), np.int64)
+    number[np.argsort(first, kind="stable")] = np.arange(len(first))
+    return number[back]
 
 
 def group_samples(
@@ -86,9 +94,7 @@ def group_samples(
     meant &= meant_samples(manifest, leaders, shuffle_only)
     chosen = np.flatnonzero(meant)
     _, first, back = np.unique(_mixed(keys[chosen]) + samples.signature[chosen], return_index=True, return_inverse=True)
-    number = np.empty(len(first), np.int32)
-    number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    group[chosen] = number[back.reshape(-1)]
+    group[chosen] = _numbered_by_first(first, back.reshape(-1))
     return group
 
 
@@ -142,8 +148,9 @@ def _digests(manifest: Manifest, files: Ints) -> tuple[Words, Words]:
 
 
 def _digest_chunk(manifest: Manifest, rows: Ints) -> tuple[Words, Words]:
-    name_at = manifest.columns["name_at"].astype(np.int64)
-    start, length = name_at[rows], name_at[rows + 1] - name_at[rows]
+    name_at = manifest.columns["name_at"]
+    start = name_at[rows].astype(np.int64)
+    length = name_at[rows + 1].astype(np.int64) - start
     begin = np.concatenate(([0], np.cumsum(length)))[:-1]
     place = np.arange(int(length.sum())) - np.repeat(begin, length)
     letters = manifest.columns["names"][np.repeat(start, length) + place]

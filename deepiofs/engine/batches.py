@@ -11,7 +11,7 @@ import collections
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import trio
 
@@ -30,6 +30,8 @@ _LOOK_AGAIN_S = 1.0
 
 # A unit, and why it could not be read.
 Outcome = tuple[int, OSError | DeepiofsError | None]
+# By unit: the byte of the store where it goes.
+Places = Mapping[int, int] | Sequence[int] | memoryview
 
 
 def file_name(manifest: Manifest, units: Units, unit: int) -> str:
@@ -40,7 +42,7 @@ def file_name(manifest: Manifest, units: Units, unit: int) -> str:
 class Filling:
     """Reads units of a dataset into their places of a store."""
 
-    def __init__(self, units: Units, manifest: Manifest, source: Source, store: Store, place: dict[int, int]) -> None:
+    def __init__(self, units: Units, manifest: Manifest, source: Source, store: Store, place: Places) -> None:
         self._units, self._manifest, self._source = units, manifest, source
         self._store, self._place = store, place
         self._packed = source if isinstance(source, Packed) else None

@@ -3,8 +3,8 @@
 Worker threads read straight into the store (no copy in user space) and digest; they touch no MPI. A thread that hangs
 in the source keeps the unit that it is reading and nothing else: its slot and the rest of its batch go on without it.
 
-**Threading.** Everything runs in the trio thread but `Batch.read`. **Invariants.** A unit is in `_taken` while one
-batch has it, or `_urgent`, or a pause before it is tried again; `_waiting` has only units that are not finished.
+**Threading.** Everything runs in the trio thread but `Batch.read`. **Invariants.** A unit is marked in `_taken` while
+one batch has it, or `_urgent`, or a pause before it is tried again; `_waiting` has only units that are not finished.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import functools
 import logging
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Packed, Source, retry
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, file_name
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, Places, file_name
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
@@ -37,10 +39,10 @@ _BATCH_RECORDS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Own:
-    """The units of this rank in the source's order, and where each goes in the store; int lists of one length."""
+    """unit: int64 (n,), the units of this rank in the source's order. at: by unit, where each goes in the store."""
 
-    unit: list[int]
-    at: list[int]
+    unit: npt.NDArray[np.int64]
+    at: Places
 
 
 class Loader:
@@ -49,23 +51,23 @@ class Loader:
     def __init__(self, own: Own, units: Units, manifest: Manifest, source: Source, store: Store, board: Board) -> None:
         self._units, self._manifest = units, manifest
         self._store, self._board = store, board
-        self._place = dict(zip(own.unit, own.at, strict=True))
+        self._place = own.at
         self._filling = Filling(units, manifest, source, store, self._place)
         self._limiter = trio.CapacityLimiter(WORKERS + MOST_LEFT_ALONE)
         self._name = functools.partial(file_name, manifest, units)
         self._left_alone = LeftAlone(board)
-        self._order = iter(own.unit)
+        self._order = map(int, own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
         self._batch_units = _BATCH_RECORDS if isinstance(source, Packed) else _BATCH_UNITS
         self._tries: collections.Counter[int] = collections.Counter()
-        self._taken: set[int] = set()
+        self._taken = bytearray(len(units.size))
         self._urgent: collections.deque[int] = collections.deque()
         self._waiting: dict[int, trio.Event] = {}
         self._more = trio.Event()
         self._unfinished = len(own.unit)
         self.finished = trio.Event()
-        if not own.unit:
+        if not len(own.unit):
             self.finished.set()
         board.add(Counter.OWN_UNITS, len(own.unit))
         board.add(Counter.OWN_BYTES, int(units.size[own.unit].sum()))
@@ -92,8 +94,8 @@ class Loader:
             if unit not in self._waiting:
                 self._waiting[unit] = trio.Event()
             event = self._waiting[unit]
-            if unit not in self._taken:
-                self._taken.add(unit)
+            if not self._taken[unit]:
+                self._taken[unit] = True
                 self._urgent.append(unit)
                 self._call_workers()
             await event.wait()
@@ -120,8 +122,8 @@ class Loader:
             unit = self._returned.popleft() if self._returned else next(self._order, None)
             if unit is None:
                 break
-            if unit not in self._taken:
-                self._taken.add(unit)
+            if not self._taken[unit]:
+                self._taken[unit] = True
                 batch.append(unit)
                 size += int(self._units.size[unit])
         return batch
@@ -166,7 +168,7 @@ class Loader:
             if unit in self._waiting:
                 self._urgent.append(unit)
             else:
-                self._taken.discard(unit)
+                self._taken[unit] = False
                 self._returned.append(unit)
         self._call_workers()
 

@@ -43,7 +43,7 @@ class Service:
         self._peers, self._settings = peers, settings
         self._store = rank.stores[world.rank]
         own = rank.units.in_source_order(rank.manifest, np.flatnonzero(rank.placement.home == world.rank))
-        places = Own(own.tolist(), rank.placement.at[own].tolist())
+        places = Own(own, rank.placement.at.data)
         self._loader = Loader(places, rank.units, rank.manifest, rank.source, self._store, rank.board)
         staging = Store(rank.segments["staging"])
         self._stager = Stager(rank.units, rank.manifest, rank.source, staging, rank.board)

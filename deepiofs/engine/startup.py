@@ -101,15 +101,16 @@ def prepare(world: World, source_name: str, settings: Settings, doors: Doors) ->
     replicas = replicate(placement, units, wanted, world.node_ranks, [caches[r] for r in world.node_ranks])
     store = Segment.create("store", _store_bytes(world.rank, placement, replicas, units))
     home, at = nearest(placement, replicas)
-    layout: dict[str, npt.NDArray[Any]] = {"home": home, "at": at, "first": units.first}
+    layout: dict[str, npt.NDArray[Any]] = {"home": home, "at": at, "first": units.first.astype(np.uint32)}
     layout["node"] = np.array(world.allgather(world.node), np.int32)
     if settings.shuffle != "off":
         layout |= _roster(samples, group, owner)
+    told = {"samples": len(samples), "doors": doors.places, "secret": doors.secret}
+    layout_segment = columns_segment.create("layout", told, layout)
+    units, placement = _shared(layout_segment, units, placement, replicas)
     segments = {
         "manifest": manifest_segment,
-        "layout": columns_segment.create(
-            "layout", {"samples": len(samples), "doors": doors.places, "secret": doors.secret}, layout
-        ),
+        "layout": layout_segment,
         "staging": Segment.create("staging", budget.staging),
         "store": store,
     }
@@ -147,6 +148,15 @@ def _agreed(world: World) -> Iterator[None]:
     except DeepiofsError as failure:
         error = failure
     agree(world, error)
+
+
+def _shared(layout: Segment, units: Units, placement: Placement, replicas: Replicas) -> tuple[Units, Placement]:
+    """The same columns, as views of the segment that the mount maps too: of millions of files they are held once."""
+    _, columns = columns_segment.read(layout)
+    units = dataclasses.replace(units, first=columns["first"])
+    if not len(replicas.unit):  # else the layout says where units lie for this node only
+        placement = dataclasses.replace(placement, home=columns["home"], at=columns["at"])
+    return units, placement
 
 
 def _roster(

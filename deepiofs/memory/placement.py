@@ -37,11 +37,11 @@ Ints = npt.NDArray[np.int64]
 class Units:
     """The units of a dataset.
 
-    first: int64 (n_rows + 1,), the first unit of each row; rows that share a content share its units through
+    first: integers (n_rows + 1,), the first unit of each row; rows that share a content share its units through
     `Manifest.content`, and have none of their own. row: uint32 (n,), whose bytes. size: int32 (n,), bytes.
     """
 
-    first: Ints
+    first: npt.NDArray[np.integer[Any]]
     row: npt.NDArray[np.uint32]
     size: npt.NDArray[np.int32]
 

@@ -81,7 +81,7 @@ class Dataset:
 
     def loader(self, own: Sequence[int], store: Store, board: Board) -> Loader:
         """A loader of these units; its `run` is the caller's to start."""
-        places = Own(list(own), [self.at[unit] for unit in own])
+        places = Own(np.array(list(own), np.int64), self.at)
         return Loader(places, self.units, self.manifest, self.source, store, board)
 
 
