@@ -19,6 +19,22 @@ MountFactory = Callable[..., Mount]
 MpiMountFactory = Callable[..., MpiMount]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--alone` chooses between the tests that are marked `alone` and those that may run side by side."""
+    parser.addoption("--alone", choices=("no", "only", "with"), default="with")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what `--alone` does not mean."""
+    if (chosen := config.getoption("--alone")) == "with":
+        return
+    parts: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    for item in items:
+        parts[item.get_closest_marker("alone") is not None].append(item)
+    items[:] = parts[chosen == "only"]
+    config.hook.pytest_deselected(items=parts[chosen != "only"])
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a mount where none can be."""
     if item.get_closest_marker("mounted") and (reason := unavailable()):

@@ -16,7 +16,10 @@ RATE = 40_000_000
 FILES, FILE_BYTES = 20, 1 << 20
 CONTENT_BYTES = FILES * FILE_BYTES
 
-pytestmark = pytest.mark.skipif(SlowSource.unavailable() is not None, reason=str(SlowSource.unavailable()))
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(SlowSource.unavailable() is not None, reason=str(SlowSource.unavailable())),
+]
 
 
 @pytest.fixture
@@ -55,10 +58,11 @@ def test_a_second_pass_crosses_the_device_only_after_eviction(slow: SlowSource) 
     read_all(slow.root, *slow.prefix)
     cold = slow.device_bytes
     read_all(slow.root, *slow.prefix)
-    assert slow.device_bytes == cold
+    warm = slow.device_bytes - cold
+    assert warm < CONTENT_BYTES // 10  # the kernel may have needed some page for something else
     slow.evict()
     read_all(slow.root, *slow.prefix)
-    assert slow.device_bytes - cold >= CONTENT_BYTES
+    assert slow.device_bytes - warm - cold >= CONTENT_BYTES
 
 
 def test_what_is_outside_is_not_counted(slow: SlowSource) -> None:

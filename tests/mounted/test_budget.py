@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import MountFactory, MpiMountFactory
 
-pytestmark = pytest.mark.mounted
+pytestmark = [pytest.mark.mounted, pytest.mark.alone]
 
 WATCHED_S = 3.0
 IDLE_SHARE = 0.03

@@ -26,7 +26,7 @@ from tests.ranks.conftest import (
 
 Failing = Callable[..., tuple[int, list[str]]]
 
-pytestmark = [pytest.mark.mounted, pytest.mark.mpi]
+pytestmark = [pytest.mark.mounted, pytest.mark.mpi, pytest.mark.alone]
 
 
 @pytest.fixture(params=["one host", "lab"])

@@ -11,7 +11,7 @@ from tests.launchers import installed_launchers
 from tests.mounts import Journal, nothing_left
 from tests.ranks.schedules import draw, run, write_dataset
 
-pytestmark = [pytest.mark.mounted, pytest.mark.mpi, pytest.mark.lab]
+pytestmark = [pytest.mark.mounted, pytest.mark.mpi, pytest.mark.lab, pytest.mark.alone]
 
 
 @pytest.fixture(scope="module")
