@@ -10,8 +10,10 @@ probability 2^-64), mixed with the length.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,7 @@ ALONE = -1
 _NAME_MAX = 255
 _DOT = ord(".")
 _CHUNK_ROWS = 1 << 13  # letters and weights of so many names stay in a core's cache
+_THREADS = 4
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 _WEIGHTS = np.random.Generator(np.random.Philox(20181001)).integers(0, 1 << 64, _NAME_MAX + 1, np.uint64)
 
@@ -56,26 +59,31 @@ def find_samples(manifest: Manifest) -> Samples:
     files = np.flatnonzero(manifest.is_regular)
     stems, suffixes = _digests(manifest, files)
     keys = stems ^ _mixed(manifest.parents[files].astype(np.uint64) + np.uint64(1))
-    _, first, back = np.unique(keys, return_index=True, return_inverse=True)
-    sample = _numbered_by_first(first, back.reshape(-1))
+    # No suffix at all has the digest 0, which must count in the sum as well.
+    suffixes = _mixed(suffixes + _ODD)
+    sample = _numbered(keys)
     of_row = np.full(manifest.n_rows, ALONE, np.int32)
     of_row[files] = sample
-    order = np.argsort(sample, kind="stable") if len(first) < len(files) else sample
-    counts = np.bincount(sample, minlength=len(first))
-    signature = np.zeros(len(first), np.uint64)
-    # No suffix at all has the digest 0, which must count in the sum as well.
-    np.add.at(signature, sample, _mixed(suffixes + _ODD))
-    begin = np.concatenate(([0], np.cumsum(counts)))
+    n = int(sample.max(initial=-1)) + 1
+    if n == len(files):
+        return Samples(of_row, np.arange(n + 1), files.astype(np.uint32), suffixes, stems)
+    order = np.argsort(sample, kind="stable")
+    signature = np.zeros(n, np.uint64)
+    np.add.at(signature, sample, suffixes)
+    begin = np.concatenate(([0], np.cumsum(np.bincount(sample, minlength=n))))
     return Samples(of_row, begin, files[order].astype(np.uint32), signature, stems[order[begin[:-1]]])
 
 
-def _numbered_by_first(first: Ints, back: Ints) -> Ints:
-    """Where np.unique numbers by value: by first appearance instead, so that neighbours stay neighbours; int64."""
-    if len(first) == len(back):
-        return np.arange(len(back))
+def _numbered(keys: Words) -> Ints:
+    """The number of each key's value, int64, as keys; values are numbered by first appearance, so that neighbours
+    stay neighbours."""
+    ordered = np.sort(keys)  # far faster than finding where each comes from, and mostly all differ
+    if not (ordered[1:] == ordered[:-1]).any():
+        return np.arange(len(keys))
+    _, first, back = np.unique(keys, return_index=True, return_inverse=True)
     number = np.empty(len(first), np.int64)
     number[np.argsort(first, kind="stable")] = np.arange(len(first))
-    return number[back]
+    return number[back.reshape(-1)]
 
 
 def group_samples(
@@ -93,8 +101,7 @@ def group_samples(
     keys, meant = _keys(manifest, leaders, shuffle)
     meant &= meant_samples(manifest, leaders, shuffle_only)
     chosen = np.flatnonzero(meant)
-    _, first, back = np.unique(_mixed(keys[chosen]) + samples.signature[chosen], return_index=True, return_inverse=True)
-    group[chosen] = _numbered_by_first(first, back.reshape(-1))
+    group[chosen] = _numbered(_mixed(keys[chosen]) + samples.signature[chosen])
     return group
 
 
@@ -141,9 +148,13 @@ def _keys(manifest: Manifest, leaders: Ints, shuffle: str) -> tuple[Words, npt.N
 def _digests(manifest: Manifest, files: Ints) -> tuple[Words, Words]:
     """Of the stem and of the suffix of each file's name, uint64 (n_files,) each."""
     stems, suffixes = np.empty(len(files), np.uint64), np.empty(len(files), np.uint64)
-    for at in range(0, len(files), _CHUNK_ROWS):
+
+    def digest(at: int) -> None:
         part = slice(at, at + _CHUNK_ROWS)
         stems[part], suffixes[part] = _digest_chunk(manifest, files[part])
+
+    with ThreadPoolExecutor(_THREADS, "digest") as pool:  # numpy lets other threads run meanwhile
+        collections.deque(pool.map(digest, range(0, len(files), _CHUNK_ROWS)), maxlen=0)
     return stems, suffixes
 
 
