@@ -440,7 +440,11 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PROMISED + "test_a_shuffled_name_has_attributes_of_its_own_and_another_s_size",
         _BINDINGS + "test_the_attribute_names_the_sample_that_was_read",
     ),
-    "S-CTL-10": _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
+    "S-CTL-10": (
+        _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
+        _USERS + "test_other_users_read_the_control_files_and_do_not_write_them",
+        _USERS + "test_control_files_are_closed_to_whom_the_root_is",
+    ),
     "S-PERM-1": (
         _LIFE + "test_mountinfo_shows_what_it_is",
         _USERS + "test_with_allow_other_the_modes_decide",
@@ -449,12 +453,20 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _USERS + "test_another_user_and_root_do_not_get_in",
         _PROMISED + "test_with_allow_root_root_gets_in_and_others_do_not",
     ),
-    "S-PERM-3": _USERS + "test_with_allow_other_the_modes_decide",
+    "S-PERM-3": (
+        _USERS + "test_with_allow_other_the_modes_decide",
+        _USERS + "test_with_allow_other_a_secret_is_denied_by_its_own_mode",
+    ),
     "S-PERM-4": _USERS + "test_letting_others_in_needs_the_machine_s_consent",
     "S-PERM-5": _LIFE + "test_mountinfo_shows_what_it_is",
     "S-PERM-6": (
         _USERS + "test_a_user_mounts_reads_and_unmounts",
         _USERS + "test_a_file_that_may_not_be_read_is_an_error_of_that_file_alone",
+    ),
+    "S-PERM-7": (
+        _USERS + "test_no_shuffled_name_tells_a_secret",
+        _USERS + "test_no_shuffled_name_tells_what_lies_in_a_closed_directory",
+        _USERS + "test_what_the_same_users_may_read_is_shuffled_for_them",
     ),
     "S-FAIL-1": (
         _FETCHER + "test_a_flipped_byte_is_noticed_counted_and_got_again",
@@ -653,6 +665,8 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-STREAM-10": (
         _STREAMS + "test_a_stream_may_be_read_by_those_only_who_may_read_all_of_it",
         _STREAMS + "test_the_tree_of_streams",
+        _USERS + "test_no_stream_tells_a_secret",
+        _USERS + "test_a_stream_does_not_tell_the_names_in_a_directory_that_may_not_be_listed",
     ),
     "S-STREAM-11": (
         _STREAM_READING + "test_what_comes_next_is_fetched_before_it_is_read",

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import numpy as np
 import trio
 
 from deepiofs import __version__
@@ -24,6 +25,7 @@ from deepiofs.cli.mountpoints import Mounted, expand, is_mounted, mounted_at, pr
 from deepiofs.cli.progress import wait_warm
 from deepiofs.dataset.sources import open_source
 from deepiofs.errors import DeepiofsError
+from deepiofs.fs.access import mixed_groups, readable_by_all
 from deepiofs.fs.control import ControlFile, ControlTree
 from deepiofs.fs.counts import Counts
 from deepiofs.fs.door import Door, open_door
@@ -144,7 +146,7 @@ def _filesystem(
     settings = request.settings
     source = open_source(request.source)
     stack.callback(source.close)
-    tree = Tree(link.manifest, settings, shuffle.covers if shuffle else lambda row: False)
+    tree = _tree(settings, link, shuffle)
     reader = Reader(
         link, source, counts,
         timeout_s=settings.timeout, verify=settings.verify, staging_bytes=shared.filled_in["staging_bytes"],
@@ -176,6 +178,17 @@ def _filesystem(
     return FileSystem(tree, control, reader, counts, statistics, streams, shuffle, order_log)
 
 
+def _tree(settings: Settings, link: EngineLink, shuffle: Shuffle | None) -> Tree:
+    """Where others may get in, a name must not stand for what they could not read by its own name."""
+    if shuffle is None:
+        return Tree(link.manifest, settings, lambda row: False)
+    if not settings.allow_other:
+        return Tree(link.manifest, settings, shuffle.covers)
+    sample_of, group = link.layout["of_row"], link.layout["group"]
+    private = mixed_groups(link.manifest, settings, np.where(sample_of < 0, -1, group[sample_of])).data
+    return Tree(link.manifest, settings, shuffle.covers, lambda row: bool(private[row]))
+
+
 def _streams(
     settings: Settings, link: EngineLink, tree: Tree, reader: Reader, shuffle: Shuffle | None, shared: Shared
 ) -> Streams:
@@ -184,8 +197,9 @@ def _streams(
     other = link.requests.give_up_claim
     link.requests.give_up_claim = lambda: ahead.give_up_newest() or other()
     return Streams(
-        tree, formats_of(tree), lambda: Orders(link.manifest, link.layout, settings, link.rank), reader, ahead,
-        current=lambda: shuffle.number if shuffle else 0,
+        tree, readable_by_all(link.manifest, settings), formats_of(tree),
+        lambda: Orders(link.manifest, link.layout, settings, link.rank),
+        reader, ahead, current=lambda: shuffle.number if shuffle else 0,
     )  # fmt: skip
 
 
