@@ -45,7 +45,8 @@ from deepiofs.fs.streams.orders import Orders
 from deepiofs.fs.streams.tree import Streams
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
-from deepiofs.fuse.session import Session, check_fuse, fuse_options
+from deepiofs.fuse.requirements import check_fuse, passed_descriptor
+from deepiofs.fuse.session import Session, fuse_options
 from deepiofs.journal import open_journal
 from deepiofs.memory.wire import Hello, facts
 from deepiofs.options import Settings
@@ -98,8 +99,10 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 ahead = _prefetcher(request.settings, link, shared)
                 shuffle = _shuffle(request.settings, hello, link, ahead, door, nursery)
                 filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, shuffle, stack)
-                session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
-                here = mounted_at(mountpoint)
+                mounted_for_us = passed_descriptor(mountpoint) is not None
+                operations = Operations(filesystem, demand_permissions=mounted_for_us)
+                session = Session(operations, mountpoint, fuse_options(request.settings, request.source))
+                here = None if mounted_for_us else mounted_at(mountpoint)
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
                 if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
@@ -121,9 +124,11 @@ async def _judge(request: Request, engine: EngineProcess, hello: Hello, door: so
     """See whether this node can mount, and tell the engine, so that all ranks mount or none does."""
     local = facts(hello.text)
     try:
-        check_fuse(request.settings)
-        path = expand(request.mountpoint, hello.rank, local["rank"], socket.gethostname())
-        mountpoint = prepare_mountpoint(path)
+        mountpoint = request.mountpoint
+        if passed_descriptor(mountpoint) is None:
+            check_fuse(request.settings)
+            path = expand(mountpoint, hello.rank, local["rank"], socket.gethostname())
+            mountpoint = prepare_mountpoint(path)
     except DeepiofsError as error:
         await engine.verdict(error.exit_code, str(error))
         await engine.shared()  # raises the error that the ranks agreed on
@@ -295,6 +300,8 @@ def run(request: Request, live: Callable[[str], None]) -> None:
     """Serve in this process; DeepiofsError if it could not start."""
     # Hydra tells its ranks of the loss of one by SIGUSR1, whose default would end this mount too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if (descriptor := passed_descriptor(request.mountpoint)) is not None:
+        os.set_inheritable(descriptor, False)  # an engine that has it keeps the mount of a dead process alive
     try:
         trio.run(serve, request, live)
     except BaseExceptionGroup as group:

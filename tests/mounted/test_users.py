@@ -244,11 +244,3 @@ def test_control_files_are_closed_to_whom_the_root_is(home: Home) -> None:
     with mounted(home.source, home.point, "allow_other,umask=077", place=home.namespace.place()) as view:
         for path in ("stats", "config", "exact", "stream/tar/epoch-0/0-of-1.tar"):
             assert "Permission denied" in home.other.run("stat", f"{view.point}/.deepiofs/{path}").stderr
-
-
-def test_without_fusermount3_it_is_said_what_to_install(home: Home) -> None:
-    line = ["env", f"PATH={Path(DEEPIOFS).parent}", DEEPIOFS, "mount", str(home.source), str(home.point)]
-    done = home.owner.run(*line, "-o", "cache=64M,staging=32M")
-    assert done.returncode == 4
-    assert done.stderr == "deepiofs: fusermount3 is not found; install the package fuse3\n"
-    assert not home.is_mounted()
