@@ -51,13 +51,9 @@ def machine_of(script: str, user: int) -> Iterator[Machine]:
 
 
 NODES = {"null": 3, "zero": 5, "random": 8, "urandom": 9}
-EMPTY_DEV = "; ".join(
-    [
-        "mount -t tmpfs deepiofs-test /dev",
-        *(f"mknod -m 666 /dev/{n} c 1 {i}" for n, i in NODES.items()),
-        "mkdir /dev/shm",
-    ]
-)
+MAKE_NODES = "; ".join(f"mknod -m 666 /dev/{name} c 1 {number}" for name, number in NODES.items())
+EMPTY_DEV = f"mount -t tmpfs deepiofs-test /dev; {MAKE_NODES}; mkdir /dev/shm"
+INSTEAD = 'mount --bind "$TMP/fusermount3" /usr/bin/fusermount3'
 ON_ITSELF = "mount --bind /usr/bin/fusermount3 /usr/bin/fusermount3"
 CASES = {
     "no device": (EMPTY_DEV, ROOT, "/dev/fuse is missing; load the fuse module, or pass the device"),
