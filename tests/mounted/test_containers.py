@@ -231,7 +231,7 @@ def podman_runs(container: Path) -> None:
         pytest.skip(f"podman does not run: {done.stderr.strip()}")
 
 
-def test_podman_gets_a_mount_by_a_bind(mount: MountFactory, small: Path, container: Path, podman_runs: None) -> None:
+def test_podman_gets_a_mount_by_a_bind(container: Path, podman_runs: None, mount: MountFactory, small: Path) -> None:
     for path in (small, *small.rglob("*")):
         path.chmod(0o755)
     alone, shared = container.parent / "alone", container.parent / "shared"
