@@ -21,6 +21,9 @@ _CONTROL = "tests/mounted/test_control.py::"
 _LIFE = "tests/mounted/test_lifecycle.py::"
 _SOURCE = "tests/mounted/test_source_faults.py::"
 _USERS = "tests/mounted/test_users.py::"
+_MOUNT8 = "tests/mounted/test_mount8.py::"
+_CONTAINERS = "tests/mounted/test_containers.py::"
+_MISSING = "tests/mounted/test_missing_pieces.py::"
 _BAD = "tests/mounted/test_bad_input.py::"
 _BUDGET = "tests/mounted/test_budget.py::"
 _SEVERAL = "tests/mounted/test_ranks.py::"
@@ -597,6 +600,19 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-MOUNT-7": (
         _LIFE + "test_umount_of_a_mount_in_use_says_so",
         _READS + "test_an_open_file_can_be_read_after_its_mount_is_gone_from_the_tree",
+    ),
+    "S-MOUNT-12": (
+        _CONTAINERS + "test_a_descriptor_of_a_mount_is_served_without_any_privilege",
+        _CONTAINERS + "test_modes_decide_though_the_descriptor_s_mount_did_not_ask_for_it",
+        _MISSING + "test_a_descriptor_that_was_not_passed_is_named",
+    ),
+    "S-MOUNT-13": (
+        _MOUNT8 + "test_mount_8_mounts_and_umount_8_unmounts",
+        _MOUNT8 + "test_a_line_of_fstab_mounts_it",
+        _MOUNT8 + "test_a_type_with_fuse_before_it_is_the_same",
+        _MOUNT8 + "test_a_user_mounts_a_line_with_user_and_unmounts_it",
+        _MOUNT8 + "test_it_needs_no_environment",
+        _MOUNT8 + "test_remount_is_refused",
     ),
     "S-MOUNT-8": (
         _FAULTS + "test_after_one_mount_left_the_other_still_gets_its_half_from_the_lingering_engine",
