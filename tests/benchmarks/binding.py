@@ -6,7 +6,6 @@ trainer a third program computes without end where the reader is, as the main pr
     unbound     the mount, its engine, reader and trainer may run on either core
     same core   all are bound to the first core, as a scheduler does that gives the job one core
     apart       reader and trainer on the first core, mount and engine on the second
-    half apart  the mount on the second core, the engine with the reader
 
 The kernel's caches are dropped before each. Medians of files/s, and of the ratios to *unbound* within one turn.
 """
@@ -33,11 +32,10 @@ _FILES, _BYTES = 500, 100_000
 
 @dataclass(frozen=True)
 class Binding:
-    """Cores of the reader (and trainer), of the mount, and of the engine."""
+    """Cores of the reader and trainer, and of the mount and its engine."""
 
     reader: frozenset[int]
     mount: frozenset[int]
-    engine: frozenset[int]
 
 
 def bindings(one: int, other: int) -> dict[str, Binding]:
@@ -45,10 +43,9 @@ def bindings(one: int, other: int) -> dict[str, Binding]:
     first, second = frozenset({one}), frozenset({other})
     both = first | second
     return {
-        "unbound": Binding(both, both, both),
-        "same core": Binding(first, first, first),
-        "apart": Binding(first, second, second),
-        "half apart": Binding(first, second, first),
+        "unbound": Binding(both, both),
+        "same core": Binding(first, first),
+        "apart": Binding(first, second),
     }
 
 
@@ -74,8 +71,8 @@ def trainer(cores: frozenset[int], is_busy: bool) -> Iterator[None]:
 
 def files_per_second(mount: Mount, names: list[str], how: Binding, is_busy: bool, seed: int) -> float:
     """Of one reader."""
-    for pid, cores in zip(mount.processes, (how.mount, how.engine), strict=True):
-        bind(pid, cores)
+    for pid in mount.processes:
+        bind(pid, how.mount)
     drop_caches()
     with trainer(how.reader, is_busy):
         reading = read_together([Seat(Place(tuple(_on(how.reader))), mount.point)], names, seed)
