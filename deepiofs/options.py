@@ -20,8 +20,8 @@ from deepiofs.errors import OptionError
 # What mount(8) and fstab(5) hand to a helper beside the options that are meant for it.
 GENERIC = frozenset(
     "rw ro dev nodev suid nosuid exec noexec auto noauto user nouser users owner group async sync atime noatime "  # noqa: SIM905
-    "relatime norelatime strictatime diratime nodiratime lazytime nolazytime _netdev nofail defaults silent loud "
-    "mand nomand iversion noiversion remount".split()
+    "relatime norelatime strictatime nostrictatime diratime nodiratime lazytime nolazytime _netdev nofail defaults "
+    "silent loud mand nomand iversion noiversion dirsync symfollow nosymfollow noowner nogroup".split()
 )
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _LARGEST = 1 << 62

@@ -21,6 +21,9 @@ _CONTROL = "tests/mounted/test_control.py::"
 _LIFE = "tests/mounted/test_lifecycle.py::"
 _SOURCE = "tests/mounted/test_source_faults.py::"
 _USERS = "tests/mounted/test_users.py::"
+_MOUNT8 = "tests/mounted/test_mount8.py::"
+_CONTAINERS = "tests/mounted/test_containers.py::"
+_MISSING = "tests/mounted/test_missing_pieces.py::"
 _BAD = "tests/mounted/test_bad_input.py::"
 _BUDGET = "tests/mounted/test_budget.py::"
 _SEVERAL = "tests/mounted/test_ranks.py::"
@@ -440,7 +443,11 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PROMISED + "test_a_shuffled_name_has_attributes_of_its_own_and_another_s_size",
         _BINDINGS + "test_the_attribute_names_the_sample_that_was_read",
     ),
-    "S-CTL-10": _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
+    "S-CTL-10": (
+        _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
+        _USERS + "test_other_users_read_the_control_files_and_do_not_write_them",
+        _USERS + "test_control_files_are_closed_to_whom_the_root_is",
+    ),
     "S-PERM-1": (
         _LIFE + "test_mountinfo_shows_what_it_is",
         _USERS + "test_with_allow_other_the_modes_decide",
@@ -449,12 +456,20 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _USERS + "test_another_user_and_root_do_not_get_in",
         _PROMISED + "test_with_allow_root_root_gets_in_and_others_do_not",
     ),
-    "S-PERM-3": _USERS + "test_with_allow_other_the_modes_decide",
+    "S-PERM-3": (
+        _USERS + "test_with_allow_other_the_modes_decide",
+        _USERS + "test_with_allow_other_a_secret_is_denied_by_its_own_mode",
+    ),
     "S-PERM-4": _USERS + "test_letting_others_in_needs_the_machine_s_consent",
     "S-PERM-5": _LIFE + "test_mountinfo_shows_what_it_is",
     "S-PERM-6": (
         _USERS + "test_a_user_mounts_reads_and_unmounts",
         _USERS + "test_a_file_that_may_not_be_read_is_an_error_of_that_file_alone",
+    ),
+    "S-PERM-7": (
+        _USERS + "test_no_shuffled_name_tells_a_secret",
+        _USERS + "test_no_shuffled_name_tells_what_lies_in_a_closed_directory",
+        _USERS + "test_what_the_same_users_may_read_is_shuffled_for_them",
     ),
     "S-FAIL-1": (
         _FETCHER + "test_a_flipped_byte_is_noticed_counted_and_got_again",
@@ -586,6 +601,19 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _LIFE + "test_umount_of_a_mount_in_use_says_so",
         _READS + "test_an_open_file_can_be_read_after_its_mount_is_gone_from_the_tree",
     ),
+    "S-MOUNT-12": (
+        _CONTAINERS + "test_a_descriptor_of_a_mount_is_served_without_any_privilege",
+        _CONTAINERS + "test_modes_decide_though_the_descriptor_s_mount_did_not_ask_for_it",
+        _MISSING + "test_a_descriptor_that_was_not_passed_is_named",
+    ),
+    "S-MOUNT-13": (
+        _MOUNT8 + "test_mount_8_mounts_and_umount_8_unmounts",
+        _MOUNT8 + "test_a_line_of_fstab_mounts_it",
+        _MOUNT8 + "test_a_type_with_fuse_before_it_is_the_same",
+        _MOUNT8 + "test_a_user_mounts_a_line_with_user_and_unmounts_it",
+        _MOUNT8 + "test_it_needs_no_environment",
+        _MOUNT8 + "test_remount_is_refused",
+    ),
     "S-MOUNT-8": (
         _FAULTS + "test_after_one_mount_left_the_other_still_gets_its_half_from_the_lingering_engine",
         _FAULTS + "test_an_engine_whose_peer_never_leaves_ends_by_itself_within_linger",
@@ -653,6 +681,8 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-STREAM-10": (
         _STREAMS + "test_a_stream_may_be_read_by_those_only_who_may_read_all_of_it",
         _STREAMS + "test_the_tree_of_streams",
+        _USERS + "test_no_stream_tells_a_secret",
+        _USERS + "test_a_stream_does_not_tell_the_names_in_a_directory_that_may_not_be_listed",
     ),
     "S-STREAM-11": (
         _STREAM_READING + "test_what_comes_next_is_fetched_before_it_is_read",

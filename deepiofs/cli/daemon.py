@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from deepiofs.errors import EXIT_OK, DeepiofsError
+from deepiofs.fuse.requirements import passed_descriptor
 
 Live = Callable[[str], None]
 
@@ -46,7 +47,8 @@ def _wait_for(child: int, reading: int) -> int:
         with os.fdopen(reading, "rb") as pipe:
             said = pipe.read()
         if said:
-            return _answers(json.loads(said))
+            mountpoint = json.loads(said)
+            return EXIT_OK if passed_descriptor(mountpoint) is not None else _answers(mountpoint)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or DeepiofsError.exit_code
     os.kill(child, signal.SIGTERM)
     os.waitpid(child, 0)

@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run a command and exit."""
-    args = _parser().parse_args(arguments)
+    args = command_parser().parse_args(arguments)
     sys.exit(guarded(lambda: int(args.run(args) or EXIT_OK), getattr(args, "options", [])))
 
 
@@ -122,7 +122,8 @@ def option_help() -> str:
     return "mount options:\n" + "\n".join(rows)
 
 
-def _parser() -> argparse.ArgumentParser:
+def command_parser() -> argparse.ArgumentParser:
+    """The commands and their arguments."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = _Parser(prog="deepiofs", description="A dataset held once in the joint memory of a job's nodes.")
     parser.add_argument("--version", action="version", version=f"deepiofs {__version__}")

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import numpy as np
 import trio
 
 from deepiofs import __version__
@@ -24,6 +25,7 @@ from deepiofs.cli.mountpoints import Mounted, expand, is_mounted, mounted_at, pr
 from deepiofs.cli.progress import wait_warm
 from deepiofs.dataset.sources import open_source
 from deepiofs.errors import DeepiofsError
+from deepiofs.fs.access import mixed_groups, readable_by_all
 from deepiofs.fs.control import ControlFile, ControlTree
 from deepiofs.fs.counts import Counts
 from deepiofs.fs.door import Door, open_door
@@ -43,7 +45,8 @@ from deepiofs.fs.streams.orders import Orders
 from deepiofs.fs.streams.tree import Streams
 from deepiofs.fs.tree import BLOCK_BYTES, Tree
 from deepiofs.fuse.operations import Operations
-from deepiofs.fuse.session import Session, check_fuse, fuse_options
+from deepiofs.fuse.requirements import check_fuse, passed_descriptor
+from deepiofs.fuse.session import Session, fuse_options
 from deepiofs.journal import open_journal
 from deepiofs.memory.wire import Hello, facts
 from deepiofs.options import Settings
@@ -96,8 +99,10 @@ async def _mounted(request: Request, engine: EngineProcess, live: Callable[[str]
                 ahead = _prefetcher(request.settings, link, shared)
                 shuffle = _shuffle(request.settings, hello, link, ahead, door, nursery)
                 filesystem = _filesystem(request, hello, mountpoint, engine, shared, link, counts, shuffle, stack)
-                session = Session(Operations(filesystem), mountpoint, fuse_options(request.settings, request.source))
-                here = mounted_at(mountpoint)
+                mounted_for_us = passed_descriptor(mountpoint) is not None
+                operations = Operations(filesystem, demand_permissions=mounted_for_us)
+                session = Session(operations, mountpoint, fuse_options(request.settings, request.source))
+                here = None if mounted_for_us else mounted_at(mountpoint)
                 stack.callback(lambda: session.close(unmount=here is None or is_mounted(here)))
                 if here:
                     session.allow_background(here.device_minor, request.settings.max_background)
@@ -119,9 +124,11 @@ async def _judge(request: Request, engine: EngineProcess, hello: Hello, door: so
     """See whether this node can mount, and tell the engine, so that all ranks mount or none does."""
     local = facts(hello.text)
     try:
-        check_fuse(request.settings)
-        path = expand(request.mountpoint, hello.rank, local["rank"], socket.gethostname())
-        mountpoint = prepare_mountpoint(path)
+        mountpoint = request.mountpoint
+        if passed_descriptor(mountpoint) is None:
+            check_fuse(request.settings)
+            path = expand(mountpoint, hello.rank, local["rank"], socket.gethostname())
+            mountpoint = prepare_mountpoint(path)
     except DeepiofsError as error:
         await engine.verdict(error.exit_code, str(error))
         await engine.shared()  # raises the error that the ranks agreed on
@@ -144,7 +151,7 @@ def _filesystem(
     settings = request.settings
     source = open_source(request.source)
     stack.callback(source.close)
-    tree = Tree(link.manifest, settings, shuffle.covers if shuffle else lambda row: False)
+    tree = _tree(settings, link, shuffle)
     reader = Reader(
         link, source, counts,
         timeout_s=settings.timeout, verify=settings.verify, staging_bytes=shared.filled_in["staging_bytes"],
@@ -176,6 +183,17 @@ def _filesystem(
     return FileSystem(tree, control, reader, counts, statistics, streams, shuffle, order_log)
 
 
+def _tree(settings: Settings, link: EngineLink, shuffle: Shuffle | None) -> Tree:
+    """Where others may get in, a name must not stand for what they could not read by its own name."""
+    if shuffle is None:
+        return Tree(link.manifest, settings, lambda row: False)
+    if not settings.allow_other:
+        return Tree(link.manifest, settings, shuffle.covers)
+    sample_of, group = link.layout["of_row"], link.layout["group"]
+    private = mixed_groups(link.manifest, settings, np.where(sample_of < 0, -1, group[sample_of])).data
+    return Tree(link.manifest, settings, shuffle.covers, lambda row: bool(private[row]))
+
+
 def _streams(
     settings: Settings, link: EngineLink, tree: Tree, reader: Reader, shuffle: Shuffle | None, shared: Shared
 ) -> Streams:
@@ -184,8 +202,9 @@ def _streams(
     other = link.requests.give_up_claim
     link.requests.give_up_claim = lambda: ahead.give_up_newest() or other()
     return Streams(
-        tree, formats_of(tree), lambda: Orders(link.manifest, link.layout, settings, link.rank), reader, ahead,
-        current=lambda: shuffle.number if shuffle else 0,
+        tree, readable_by_all(link.manifest, settings), formats_of(tree),
+        lambda: Orders(link.manifest, link.layout, settings, link.rank),
+        reader, ahead, current=lambda: shuffle.number if shuffle else 0,
     )  # fmt: skip
 
 
@@ -281,6 +300,8 @@ def run(request: Request, live: Callable[[str], None]) -> None:
     """Serve in this process; DeepiofsError if it could not start."""
     # Hydra tells its ranks of the loss of one by SIGUSR1, whose default would end this mount too.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if (descriptor := passed_descriptor(request.mountpoint)) is not None:
+        os.set_inheritable(descriptor, False)  # an engine that has it keeps the mount of a dead process alive
     try:
         trio.run(serve, request, live)
     except BaseExceptionGroup as group:

@@ -12,7 +12,6 @@ import dataclasses
 import errno
 import os
 import re
-import shutil
 import stat
 import subprocess
 import threading
@@ -20,7 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from deepiofs.errors import DeepiofsError, FuseUnavailableError, MountPointError
+from deepiofs.errors import DeepiofsError, MountPointError
+from deepiofs.fuse.requirements import find_fusermount
 
 FSTYPE = "fuse.deepiofs"
 _MNT_FORCE, _MNT_DETACH = 1, 2
@@ -139,10 +139,7 @@ def unmount(path: str, lazy: bool = False) -> None:
             busy = "; programs have files or their working directory there" if number == errno.EBUSY else ""
             raise DeepiofsError(f"cannot unmount {path}: {os.strerror(number)}{busy}")
         return
-    tool = shutil.which("fusermount3")
-    if tool is None:
-        raise FuseUnavailableError("fusermount3 is not found; install the package fuse3")
-    command = [tool, "-u", *(["-z"] if lazy else []), "--", canonical(path)]
+    command = [find_fusermount(), "-u", *(["-z"] if lazy else []), "--", canonical(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_FUSERMOUNT_S, check=False)
     if done.returncode:
         raise DeepiofsError(f"cannot unmount {path}: {done.stderr.strip()}")

@@ -10,10 +10,9 @@ other symbolic links that were followed have their own.
 from __future__ import annotations
 
 import dataclasses
+import os
 import stat
 from collections.abc import Callable, Iterator
-
-import numpy as np
 
 from deepiofs.dataset.manifest import CONTROL_NAME, ROOT, Manifest
 from deepiofs.options import Settings
@@ -55,10 +54,19 @@ class Attributes:
 class Tree:
     """Names and attributes of the dataset, under the root and under `.deepiofs/exact`."""
 
-    def __init__(self, manifest: Manifest, settings: Settings, is_shuffled: Callable[[int], bool]) -> None:
-        """is_shuffled: whether a row's name outside `.deepiofs/exact` stands for other samples."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        settings: Settings,
+        is_shuffled: Callable[[int], bool],
+        is_private: Callable[[int], bool] = lambda row: False,
+    ) -> None:
+        """is_shuffled: whether a row's name outside `.deepiofs/exact` stands for other samples.
+
+        is_private: whether nobody but the user who mounted may read what it stands for.
+        """
         self.manifest = manifest
-        self._is_shuffled = is_shuffled
+        self._is_shuffled, self._is_private = is_shuffled, is_private
         self.uid, self.gid, self._umask = settings.uid, settings.gid, settings.umask
 
     def row(self, node: int) -> int:
@@ -84,14 +92,16 @@ class Tree:
         return row if row < self.manifest.n_rows and self._is_shuffled(row) else None
 
     def shuffled_attributes(self, node: int, bound: int) -> Attributes:
-        """Of a shuffled name: its own, but for the size, which is that of the row it stands for.
+        """Of a shuffled name: its own, but for the size of the row it stands for, and for who may read it if private.
 
         The kernel must ask for the name each time: what it stands for may change. The size it may keep, as every
         change is told by a lookup.
         """
         own = self.attributes(node)
-        size = self.manifest.size_of[bound]
-        return Attributes(node, own.mode, 1, own.uid, own.gid, size, own.mtime_ns, SIZE_VALID_S, 0.0)
+        mode, uid, gid = own.mode, own.uid, own.gid
+        if self._is_private(self.row(node)):
+            mode, uid, gid = stat.S_IFREG | 0o400, os.getuid(), os.getgid()
+        return Attributes(node, mode, 1, uid, gid, self.manifest.size_of[bound], own.mtime_ns, SIZE_VALID_S, 0.0)
 
     def attributes(self, node: int) -> Attributes:
         """Attributes of a dataset node with its own bytes."""
@@ -103,13 +113,6 @@ class Tree:
         gid = m.gid_of[row] if self.gid is None else self.gid
         size, mtime_ns = m.size_of[row], m.mtime_ns_of[row]
         return Attributes(node, mode, m.nlink_of[row], uid, gid, size, mtime_ns, FOREVER_S, FOREVER_S)
-
-    def readable_by_all(self) -> bool:
-        """Whether the view lets everyone read every file, from the root on."""
-        if self._umask is not None:
-            return not self._umask & 0o005
-        needed = np.where(self.manifest.is_regular, 0o004, 0o001)
-        return bool(((self.manifest.modes & needed) == needed).all())
 
     def _node(self, row: int, beside: int) -> int:
         exact = beside >= EXACT_BASE

@@ -61,8 +61,13 @@ class Operations(pyfuse3.Operations):
     supports_dot_lookup = False
     enable_writeback_cache = False
 
-    def __init__(self, filesystem: FileSystem) -> None:
+    def __init__(self, filesystem: FileSystem, demand_permissions: bool = False) -> None:
+        """demand_permissions: have the kernel check modes whether it was mounted with `default_permissions` or not.
+
+        FUSE_POSIX_ACL implies that (fuse_init_reply of the kernel); that there are no lists, `getxattr` says.
+        """
         super().__init__()
+        self.enable_acl = demand_permissions
         self._fs = filesystem
         self._written: dict[int, int] = {}
 

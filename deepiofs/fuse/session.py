@@ -9,7 +9,6 @@ import contextlib
 import logging
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,27 +22,9 @@ from deepiofs.options import Settings
 
 log = logging.getLogger(__name__)
 
-_DEVICE = "/dev/fuse"
-_DEVICE_NUMBER = (10, 229)
 _MAX_TASKS = 256
 # The largest request there is (FUSE_MAX_MAX_PAGES).
 _READ_AHEAD_KB = 1024
-
-
-def check_fuse(settings: Settings) -> None:
-    """FuseUnavailableError, with what to do, if this process cannot mount."""
-    if not os.path.exists(_DEVICE):
-        raise FuseUnavailableError(f"{_DEVICE} is missing; load the fuse module, or pass the device into the container")
-    if os.stat(_DEVICE).st_rdev != os.makedev(*_DEVICE_NUMBER):
-        raise FuseUnavailableError(f"{_DEVICE} is not the FUSE device; make it with mknod {_DEVICE} c 10 229")
-    if not os.access(_DEVICE, os.R_OK | os.W_OK):
-        raise FuseUnavailableError(f"{_DEVICE} may not be opened by this user; ask for mode 0666 on it")
-    if os.geteuid() == 0:
-        return
-    if shutil.which("fusermount3") is None:
-        raise FuseUnavailableError("fusermount3 is not found; install the package fuse3")
-    if (settings.allow_other or settings.allow_root) and not _user_allow_other():
-        raise FuseUnavailableError("allow_other and allow_root need the line user_allow_other in /etc/fuse.conf")
 
 
 def fuse_options(settings: Settings, source: str) -> set[str]:
@@ -127,11 +108,3 @@ def _said() -> Iterator[Callable[[], list[str]]]:
         finally:
             os.dup2(kept, 2)
             os.close(kept)
-
-
-def _user_allow_other() -> bool:
-    try:
-        lines = Path("/etc/fuse.conf").read_text().splitlines()
-    except OSError:
-        return False
-    return any(line.split("#")[0].strip() == "user_allow_other" for line in lines)

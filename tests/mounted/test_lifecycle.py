@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MountFactory
-from tests.mounts import DEEPIOFS, HERE, Journal, Mount, Namespace, Place, ending, is_running, mounted, wait_until
+from tests.mounts import DEEPIOFS, HERE, Journal, Mount, Namespace, Place, ending, is_running, wait_until
 
 pytestmark = pytest.mark.mounted
 
@@ -293,41 +293,6 @@ def test_mount_point_in_a_relative_path_with_a_link_and_odd_characters(
     HERE.output(*line, "umount", "link")
     assert os.listdir(point) == []
     assert (tmp_path / "log").read_text() == ""
-
-
-@pytest.fixture
-def helper(namespaces: None) -> Iterator[Place]:
-    """A place where mount(8) finds mount.deepiofs."""
-    program = Path(DEEPIOFS).with_name("mount.deepiofs")
-    with Namespace(f"mount -t tmpfs deepiofs-test /sbin\nln -s {program} /sbin/mount.deepiofs") as namespace:
-        yield namespace.place()
-
-
-def test_mount_8_mounts_it(helper: Place, small: Path, tmp_path: Path, journal: Journal) -> None:
-    (tmp_path / "point").mkdir()
-    options = ["ro,noatime,_netdev,nofail,x-systemd.automount,user", journal.option()]
-    command = ["mount", "-t", "deepiofs"]
-    with mounted(small, tmp_path / "point", *options, place=helper, command=command) as view:
-        assert helper.output("cat", f"{view.point}/a/one.jpg") == "the bytes of a/one.jpg"
-        helper.output("umount", str(view.point))
-        wait_until(lambda: not any(map(is_running, view.processes)), "the processes ended")
-
-
-def test_a_line_of_fstab_mounts_it(helper: Place, small: Path, tmp_path: Path) -> None:
-    point = tmp_path / "point"
-    point.mkdir()
-    options = f"noauto,cache=64M,staging=32M,log={tmp_path}/log"
-    (tmp_path / "fstab").write_text(f"{small} {point} deepiofs {options} 0 0\n")
-    helper.output("mount", "--fstab", str(tmp_path / "fstab"), str(point))
-    assert helper.output("cat", f"{point}/a/one.jpg") == "the bytes of a/one.jpg"
-    helper.output(DEEPIOFS, "umount", str(point))
-    assert str(point) not in helper.mountpoints()
-
-
-def test_mount_8_hands_the_error_on(helper: Place, small: Path, tmp_path: Path) -> None:
-    done = helper.run("mount", "-t", "deepiofs", "-o", "cahce=1G", str(small), str(tmp_path))
-    assert done.returncode == 2
-    assert "unknown option 'cahce'" in done.stderr
 
 
 def test_mountinfo_shows_what_it_is(mount: MountFactory, small: Path) -> None:

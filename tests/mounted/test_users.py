@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,9 +135,112 @@ def test_with_allow_other_the_modes_decide(home: Home) -> None:
     journal.check()
 
 
-def test_without_fusermount3_it_is_said_what_to_install(home: Home) -> None:
-    line = ["env", f"PATH={Path(DEEPIOFS).parent}", DEEPIOFS, "mount", str(home.source), str(home.point)]
-    done = home.owner.run(*line, "-o", "cache=64M,staging=32M")
-    assert done.returncode == 4
-    assert done.stderr == "deepiofs: fusermount3 is not found; install the package fuse3\n"
-    assert not home.is_mounted()
+@dataclass(frozen=True)
+class Shared:
+    """A dataset of root's with files for all, for some and for root alone, mounted by root with allow_other."""
+
+    home: Home
+    view: Mount
+
+    def denied(self, path: str, user: int = OTHER) -> bool:
+        """Whether a user may not read a file of the view; what he gets is right if he may."""
+        done = self.home.namespace.place(user).run("cat", f"{self.view.point}/{path}")
+        assert done.returncode == 0 or "Permission denied" in done.stderr
+        return done.returncode != 0
+
+
+# Who may not read it: user 1 is in group 1.
+SECRETS = {"root-alone": (0o600, 0, 0), "not-the-group": (0o604, 0, OTHER), "not-the-owner": (0o044, OTHER, 0)}
+
+
+@contextlib.contextmanager
+def shared(home: Home, *options: str, secrets: Mapping[str, tuple[int, int, int]] = SECRETS) -> Iterator[Shared]:
+    source = home.folder / "shared"
+    (source / "class").mkdir(parents=True)
+    for folder in (source, source / "class"):
+        folder.chmod(0o755)
+    for name in ("public", "public2"):
+        (source / "class" / f"{name}.txt").write_text("for all")
+    for name, (mode, user, group) in secrets.items():
+        path = source / "class" / f"{name}.txt"
+        path.write_text("a secret")
+        os.chown(path, user, group)
+        path.chmod(mode)
+    journal = Journal(home.folder / "journal")
+    with mounted(source, home.point, journal.option(), "allow_other", *options, place=home.namespace.place()) as view:
+        yield Shared(home, view)
+    journal.check()
+
+
+@pytest.mark.parametrize("below", ["", ".deepiofs/exact/"])
+@pytest.mark.parametrize("secret", SECRETS)
+def test_with_allow_other_a_secret_is_denied_by_its_own_mode(home: Home, secret: str, below: str) -> None:
+    with shared(home) as there:
+        assert not there.denied(f"{below}class/public.txt")
+        assert there.denied(f"{below}class/{secret}.txt")
+        path = f"{there.view.point}/{below}class/{secret}.txt"
+        program = "import os, sys; print(os.getxattr(sys.argv[1], 'user.deepiofs.xxh3'))"
+        done = home.other.run(sys.executable, "-c", program, path)
+        assert "PermissionError" in done.stderr
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_stream_tells_a_secret(home: Home, secret: str) -> None:
+    with shared(home, secrets={secret: SECRETS[secret]}) as there:
+        for path in ("tar/epoch-0/0-of-1.tar", "tfrecord/epoch-7/1-of-3.tfrecord", "list/epoch-0/0-of-1.txt"):
+            assert there.denied(f".deepiofs/stream/{path}")
+            assert not there.denied(f".deepiofs/stream/{path}", user=0)
+
+
+def test_a_stream_of_what_all_may_read_is_for_all(home: Home) -> None:
+    with shared(home, secrets={}) as there:
+        assert not there.denied(".deepiofs/stream/tar/epoch-0/0-of-1.tar")
+
+
+def test_a_stream_does_not_tell_the_names_in_a_directory_that_may_not_be_listed(home: Home) -> None:
+    source = home.folder / "shared/unlisted"
+    source.mkdir(parents=True)
+    (source / "hidden-name.txt").write_text("to be read by who knows its name")
+    source.chmod(0o711)
+    with shared(home, secrets={}) as there:
+        assert not there.denied("unlisted/hidden-name.txt")
+        assert there.denied(".deepiofs/stream/list/epoch-0/0-of-1.txt")
+
+
+@pytest.mark.parametrize("secret", SECRETS)
+def test_no_shuffled_name_tells_a_secret(home: Home, secret: str) -> None:
+    with shared(home, "shuffle=dir", secrets={secret: SECRETS[secret]}) as there:
+        for _ in range(4):
+            assert there.denied("class/public.txt")
+        assert not there.denied("class/public.txt", user=0)
+        assert not there.denied(".deepiofs/exact/class/public.txt")
+        assert there.denied(f".deepiofs/exact/class/{secret}.txt")
+
+
+def test_no_shuffled_name_tells_what_lies_in_a_closed_directory(home: Home) -> None:
+    closed = home.folder / "shared/closed"
+    closed.mkdir(parents=True)
+    (closed / "inside.txt").write_text("a secret")
+    closed.chmod(0o700)
+    with shared(home, "shuffle=all", secrets={}) as there:
+        assert there.denied("class/public.txt")
+        assert there.denied("class/public2.txt")
+
+
+def test_what_the_same_users_may_read_is_shuffled_for_them(home: Home) -> None:
+    with shared(home, "shuffle=dir", secrets={}) as there:
+        assert not there.denied("class/public.txt")
+
+
+def test_other_users_read_the_control_files_and_do_not_write_them(home: Home) -> None:
+    with shared(home, "shuffle=dir") as there:
+        assert not there.denied(".deepiofs/stats")
+        done = home.other.run("sh", "-c", f"echo 3 >{there.view.point}/.deepiofs/epoch")
+        assert "Permission denied" in done.stderr
+        assert there.view.control("epoch") == "0\n"
+
+
+def test_control_files_are_closed_to_whom_the_root_is(home: Home) -> None:
+    with mounted(home.source, home.point, "allow_other,umask=077", place=home.namespace.place()) as view:
+        for path in ("stats", "config", "exact", "stream/tar/epoch-0/0-of-1.tar"):
+            assert "Permission denied" in home.other.run("stat", f"{view.point}/.deepiofs/{path}").stderr

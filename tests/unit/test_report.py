@@ -25,7 +25,7 @@ def _report(mounted: Mounted) -> Report:
     manifest: Manifest = mounted.link.manifest
     reads = SourceReads(mounted.source, manifest)
     tree = Tree(manifest, Settings(), lambda row: False)
-    streams = Streams(tree, {}, _no_orders, mounted.reader, Ahead(mounted.link, 0, 0), lambda: 0)
+    streams = Streams(tree, True, {}, _no_orders, mounted.reader, Ahead(mounted.link, 0, 0), lambda: 0)
     return Report(Identity(0, 2, 0, 1, 1), mounted.link, mounted.counts, reads, streams)
 
 

@@ -54,13 +54,17 @@ class Streams:
     def __init__(
         self,
         tree: Tree,
+        for_all: bool,
         formats: Mapping[str, Format],
         orders: Callable[[], Orders],
         reader: Reader,
         ahead: Ahead,
         current: Callable[[], int],
     ) -> None:
-        """orders: makes them; called once, when a stream is first asked for. current: the pass of the mount."""
+        """for_all: whether everyone may read every file.
+
+        orders: makes them; called once, when a stream is first asked for. current: the pass of the mount.
+        """
         self._manifest, self._formats, self._make_orders = tree.manifest, formats, orders
         self._reader, self.ahead, self._current = reader, ahead, current
         self._places = [Place()]
@@ -69,7 +73,7 @@ class Streams:
         self._computing = trio.Lock()
         self._orders: Orders | None = None
         # A stream has bytes of every file: who may not read each of them must not read it.
-        self._read = 0o444 if tree.readable_by_all() else 0o400
+        self._read = 0o444 if for_all else 0o400
         self._enter = tree.attributes(1).mode & 0o555
         self._mtime_ns = int(tree.manifest.columns["mtime_ns"].max(initial=0))
         self._open: list[OpenStream] = []
