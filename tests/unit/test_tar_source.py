@@ -12,22 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Selection, Solo, open_source
 from deepiofs.errors import DeepiofsError, SourceError
-from tests.contracts.sources import opened, read, scan, sizes_of
-
-_BLOCK = 512
-
-
-def member(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", **facts: object) -> bytes:
-    """A member as it lies in a tar: header, data, padding."""
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.size = kind, link, len(data)
-    for fact, value in facts.items():
-        setattr(info, fact, value)
-    header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    return header + data + bytes(-len(data) % _BLOCK)
+from tests.packs import TAR_BLOCK, contents, left_out, scanned
+from tests.packs import tar_member as member
 
 
 def symlink(name: str, target: str) -> bytes:
@@ -38,36 +25,10 @@ def hardlink(name: str, target: str) -> bytes:
     return member(name, kind=tarfile.LNKTYPE, link=target)
 
 
-def written(path: Path, *members: bytes, end: bytes = bytes(2 * _BLOCK)) -> str:
+def written(path: Path, *members: bytes, end: bytes = bytes(2 * TAR_BLOCK)) -> str:
     """A tar of these; its name as a source."""
     path.write_bytes(b"".join(members) + end)
     return f"tar:{path}"
-
-
-def contents(name: str, **selection: str) -> dict[bytes, bytes]:
-    """All files of a source."""
-    source = open_source(name)
-    try:
-        manifest = scan(source, Selection(**selection))
-        found = {}
-        for path, size in sizes_of(manifest).items():
-            with opened(source, manifest, path) as file:
-                found[path] = read(file, 0, size)
-        return found
-    finally:
-        source.close()
-
-
-def left_out(name: str, **selection: str) -> dict[str, int]:
-    return Manifest(*_scanned(name, **selection)).meta["left_out"]
-
-
-def _scanned(name: str, **selection: str):
-    source = open_source(name)
-    try:
-        return source.scan(Selection(**selection), Solo())
-    finally:
-        source.close()
 
 
 def test_a_leading_dot_or_slash_is_no_part_of_a_name(tmp_path: Path) -> None:
@@ -122,7 +83,7 @@ def test_hard_links_are_one_file(tmp_path: Path) -> None:
         tmp_path / "t.tar", hardlink("early", "d/a"), member("d/a", b"data", mtime=77), hardlink("late", "./d/a"),
         hardlink("of a link", "late"), hardlink("nowhere", "x"), hardlink("itself", "itself"),
     )  # fmt: skip
-    manifest = Manifest(*_scanned(name))
+    manifest = scanned(name)
     rows = [manifest.find(path) for path in (b"early", b"d/a", b"late", b"of a link")]
     assert len({manifest.content_of[row] for row in rows if row is not None}) == 1
     assert {(manifest.nlink_of[row], manifest.mtime_ns_of[row]) for row in rows if row} == {(4, 77_000_000_000)}
@@ -170,7 +131,7 @@ def test_devices_and_pipes_are_left_out(tmp_path: Path) -> None:
 
 def test_times_are_the_members_to_the_nanosecond(tmp_path: Path) -> None:
     name = written(tmp_path / "t.tar", member("a", pax_headers={"mtime": "1700000000.123456789"}), member("b", mtime=5))
-    manifest = Manifest(*_scanned(name))
+    manifest = scanned(name)
     times = {manifest.path(row): manifest.mtime_ns_of[row] for row in (1, 2)}
     assert times == {b"a": 1_700_000_000_123_456_789, b"b": 5_000_000_000}
 
@@ -260,14 +221,14 @@ def test_a_tar_without_an_end_mark_is_whole(tmp_path: Path) -> None:
 def test_indexing_does_not_read_what_is_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = written(tmp_path / "t.tar", *(member(f"{i}", bytes(1 << 20)) for i in range(20)))
     read_bytes = _counted(monkeypatch)
-    _scanned(name)
+    scanned(name)
     assert sum(read_bytes) < 20 * 40_000
 
 
 def test_indexing_reads_small_members_many_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     name = written(tmp_path / "t.tar", *(member(f"{i}", b"x" * 100) for i in range(4000)))
     read_bytes = _counted(monkeypatch)
-    _scanned(name)
+    scanned(name)
     assert len(read_bytes) < 20
 
 
@@ -288,7 +249,7 @@ def _valid() -> bytes:
 
 
 _VALID = _valid()
-_HEADERS = [at for at in range(0, len(_VALID), _BLOCK) if _VALID[at + 257 : at + 262] == b"ustar"]
+_HEADERS = [at for at in range(0, len(_VALID), TAR_BLOCK) if _VALID[at + 257 : at + 262] == b"ustar"]
 
 
 def _edits() -> st.SearchStrategy[tuple[str, int, bytes]]:
@@ -309,10 +270,10 @@ def _edited(edits: list[tuple[str, int, bytes]]) -> bytes:
             del data[at : at + len(new)]
         else:
             del data[at:]
-        header = at // _BLOCK * _BLOCK
-        if kind == "fixed" and header + _BLOCK <= len(data):  # with a right checksum the lie is believed
+        header = at // TAR_BLOCK * TAR_BLOCK
+        if kind == "fixed" and header + TAR_BLOCK <= len(data):  # with a right checksum the lie is believed
             data[header + 148 : header + 156] = b" " * 8
-            data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + _BLOCK])
+            data[header + 148 : header + 156] = b"%06o\0 " % sum(data[header : header + TAR_BLOCK])
     return bytes(data)
 
 

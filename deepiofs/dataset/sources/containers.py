@@ -28,8 +28,6 @@ from deepiofs.errors import SourceChangedError, SourceError
 
 # preadv(2): IOV_MAX.
 _MOST_BUFFERS = 1024
-# Descriptors that a source keeps open.
-_MOST_OPEN = 128
 # Containers that braces may stand for.
 _MOST_NAMED = 1 << 20
 _GLOB = glob.GLOBSTAR | glob.FORCEUNIX | glob.CASE
@@ -239,8 +237,8 @@ class OpenShards:
     One that is given back while another thread reads it is closed with its last reference.
     """
 
-    def __init__(self, open_one: Callable[[int], OpenContainer]) -> None:
-        self._open_one = open_one
+    def __init__(self, open_one: Callable[[int], OpenContainer], most: int) -> None:
+        self._open_one, self._most = open_one, most
         self._open: collections.OrderedDict[int, OpenContainer] = collections.OrderedDict()
         self._lock = threading.Lock()
 
@@ -252,7 +250,7 @@ class OpenShards:
         container = self._open_one(number)
         with self._lock:
             container = self._open.setdefault(number, container)
-            while len(self._open) > _MOST_OPEN:
+            while len(self._open) > self._most:
                 self._open.popitem(last=False)
         return container
 

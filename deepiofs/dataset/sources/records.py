@@ -22,7 +22,7 @@ from deepiofs.dataset.sources import Piece, Selection, SourceFile
 from deepiofs.dataset.sources.containers import Container, OpenContainer, OpenShards, shards_of
 from deepiofs.dataset.sources.recordtree import Found, columns_of_records
 from deepiofs.dataset.sources.team import Team, fails_for_all, share, told_by_first
-from deepiofs.errors import DeepiofsError, SourceError
+from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
 
 # Reading on over a gap costs less than another request, up to about here.
 _GAP_BYTES = 64 << 10
@@ -37,12 +37,13 @@ class RecordSource(abc.ABC):
     """Records that lie as they are in their containers.
 
     kind: the scheme. suffixes: which files of a directory are containers. after_bytes: how many bytes behind each
-    record belong to its check.
+    record belong to its check. most_open: containers that are kept open.
     """
 
     kind: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
     after_bytes: ClassVar[int] = 0
+    most_open: ClassVar[int] = 128
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -54,6 +55,10 @@ class RecordSource(abc.ABC):
     @abc.abstractmethod
     def index(self, container: Container, opened: OpenContainer) -> Found:
         """The records of a container. SourceError, naming it and the byte, if it is not what it should be."""
+
+    def open_container(self, container: Container, details: Any) -> OpenContainer:
+        """A container to read records from, as `index` said of it in `details`."""
+        return self.shards.open(container)
 
     def verify(self, chunks: Iterable[memoryview], after: memoryview, where: str) -> None:
         """CorruptRecordError if a record, given in consecutive chunks, is not what the bytes after it say."""
@@ -78,9 +83,9 @@ class RecordSource(abc.ABC):
 
     def open(self, manifest: Manifest, row: int) -> SourceFile:
         layout = self.layout(manifest)
-        number, at = layout.place(row)
+        number, _ = layout.place(row)
         layout.opened.get(number).read_into([], 0)  # SourceChangedError now, rather than at the first read
-        return RecordFile(self, layout, number, at, manifest.size_of[row])
+        return RecordFile(self, layout, row, manifest.size_of[row])
 
     def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[Outcome]:
         layout = self.layout(manifest)
@@ -94,7 +99,7 @@ class RecordSource(abc.ABC):
                 whole.append(_Place(number, at + piece.at, piece.buffer, i))
         for run in _runs(whole, self.after_bytes):
             for place, outcome in zip(run, self._read_run(layout, run), strict=True):
-                again = isinstance(outcome, OSError) and len(run) > 1
+                again = isinstance(outcome, OSError | CorruptRecordError) and len(run) > 1
                 outcomes[place.i] = self._read_alone(manifest, pieces[place.i]) if again else outcome
         return outcomes
 
@@ -174,10 +179,14 @@ class Layout:
         self.manifest = manifest
         self.containers = [Container(*facts) for facts in manifest.meta["containers"]]
         self.details: list[Any] = manifest.meta["details"]
-        self.opened = OpenShards(lambda number: source.shards.open(self.containers[number]))
+        self.opened = OpenShards(
+            lambda number: source.open_container(self.containers[number], self.details[number]), source.most_open
+        )
+        # Large records that were verified as a whole, so that their parts need not be again.
+        self.verified: set[int] = set()
         self._starts = [0]
-        for container in self.containers:
-            self._starts.append(self._starts[-1] + container.size)
+        for span in manifest.meta["spans"]:
+            self._starts.append(self._starts[-1] + span)
         self._source_at = manifest.columns["source_at"].data
 
     def place(self, row: int) -> tuple[int, int]:
@@ -204,10 +213,11 @@ class Layout:
 class RecordFile:
     """One record, open; with a check behind it, the first read reads it all."""
 
-    def __init__(self, source: RecordSource, layout: Layout, number: int, at: int, size: int) -> None:
+    def __init__(self, source: RecordSource, layout: Layout, row: int, size: int) -> None:
         self._source, self._layout = source, layout
-        self._number, self._at, self._size = number, at, size
-        self._verified = not source.after_bytes
+        self._row, self._size = row, size
+        self._number, self._at = layout.place(row)
+        self._verified = not source.after_bytes or row in layout.verified
         self._closed = False
 
     def read_into(self, buffer: memoryview, at: int) -> int:
@@ -237,6 +247,8 @@ class RecordFile:
         self._layout.read(self._number, [after], self._at + self._size)
         self._source.verify(self._chunks(), after, self._where)
         self._verified = True
+        if self._size > _CHECKED_BYTES:
+            self._layout.verified.add(self._row)
 
     def _chunks(self) -> Iterator[memoryview]:
         for at in range(0, self._size, _CHECKED_BYTES):
