@@ -169,7 +169,7 @@ def test_a_gzip_file_may_have_members_and_padding(tmp_path: Path) -> None:
     (tmp_path / "a.tfrecord.gz").write_bytes(b"".join(parts))
     assert list(contents(f"tfrecord:{tmp_path}").values()) == [b"1", b"2"]
     (tmp_path / "a.tfrecord.gz").write_bytes(parts[0] + b"garbage")
-    with pytest.raises(SourceError, match=r"a\.tfrecord\.gz: before byte \d+ of the container"):
+    with pytest.raises(SourceError, match=r"a\.tfrecord\.gz: before compressed byte \d+"):
         contents(f"tfrecord:{tmp_path}")
 
 
@@ -178,7 +178,7 @@ _PLAIN = b"".join(map(framed, _RECORDS))
 _PACKED = gzip.compress(_PLAIN)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_done_to_a_file_no_wrong_byte_is_read(tmp_path: Path, data: st.DataObject) -> None:
     valid = data.draw(st.sampled_from([_PLAIN, _PACKED]))

@@ -29,6 +29,7 @@ _MOST_POINTS = 64
 _CURSORS = 4
 _INPUT_BYTES = 256 << 10
 _OUTPUT_BYTES = 1 << 20
+_NO_END = 1 << 62
 
 
 @dataclasses.dataclass
@@ -109,12 +110,12 @@ class Inflated:
         try:
             data: bytes = cursor.inflater.decompress(cursor.left, n)
         except zlib.error as error:
-            raise CorruptRecordError(f"{self._where}: before byte {cursor.place} of the container: {error}") from None
+            raise CorruptRecordError(f"{self._where}: before compressed byte {cursor.place}: {error}") from None
         cursor.left = cursor.inflater.unconsumed_tail
         if cursor.inflater.eof:
             self._go_on(cursor)
         elif not data and not has_input:
-            raise CorruptRecordError(f"{self._where}: cut short at byte {cursor.place} of the container")
+            raise CorruptRecordError(f"{self._where}: cut short at compressed byte {cursor.place}")
         return data
 
     def _go_on(self, cursor: _Cursor) -> None:
@@ -140,11 +141,11 @@ class Inflated:
 
 
 class InflatedContainer:
-    """A container that is one gzip file, as what is in it."""
+    """A container that is one gzip file, or a range of one that is a raw deflate stream, as what is in it."""
 
-    def __init__(self, packed: OpenContainer, where: str) -> None:
-        self._packed = packed
-        self._inflated = Inflated(self._read, GZIP, where)
+    def __init__(self, packed: OpenContainer, where: str, kind: int = GZIP, begin: int = 0, end: int = _NO_END) -> None:
+        self._packed, self._begin, self._end = packed, begin, end
+        self._inflated = Inflated(self._read, kind, where)
 
     def read_into(self, buffers: Sequence[memoryview], at: int) -> int:
         self._packed.read_into([], 0)  # whether it has changed, also if nothing more is read
@@ -157,7 +158,7 @@ class InflatedContainer:
         return done
 
     def close(self) -> None:
-        self._packed.close()
+        """What it reads from is left to whoever opened that."""
 
     @property
     def unpacked_bytes(self) -> int:
@@ -165,5 +166,5 @@ class InflatedContainer:
         return self._inflated.unpacked_bytes
 
     def _read(self, place: int, size: int) -> bytes:
-        buffer = bytearray(size)
-        return bytes(buffer[: self._packed.read_into([memoryview(buffer)], place)])
+        buffer = bytearray(max(0, min(size, self._end - self._begin - place)))
+        return bytes(buffer[: self._packed.read_into([memoryview(buffer)], self._begin + place)])
