@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gzip
+import random
 import tarfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import crc32c
 
@@ -78,3 +84,60 @@ def left_out(name: str, **selection: str) -> dict[str, int]:
     """What a scan leaves out, by reason."""
     counts: dict[str, int] = scanned(name, **selection).meta["left_out"]
     return counts
+
+
+@dataclasses.dataclass(frozen=True)
+class Dataset:
+    """A source by name, the folder that holds its containers, and the bytes of each of its files."""
+
+    name: str
+    folder: Path
+    files: Mapping[bytes, bytes]
+
+
+KINDS = ("tar", "tfrecord", "gzip", "zip")
+_SHARDS = 3
+
+
+def dataset(kind: str, folder: Path) -> Dataset:
+    """Files of all sizes in some containers of a kind; `gzip` are compressed TFRecords."""
+    generator = random.Random(8)
+    sizes = [0, 1, *(generator.randrange(1, 20_000) for _ in range(100)), (9 << 20) + 5]
+    words = [generator.randbytes(40) for _ in range(50)]
+    datas = [b"".join(generator.choices(words, k=size // 40 + 1))[:size] for size in sizes]
+    folder.mkdir()
+    files: dict[bytes, bytes] = {}
+    for shard in range(_SHARDS):
+        files |= _SHARD_WRITERS[kind](folder, shard, datas[shard::_SHARDS])
+    scheme = "tfrecord" if kind == "gzip" else kind
+    return Dataset(f"{scheme}:{folder}", folder, files)
+
+
+def _tar_shard(folder: Path, shard: int, datas: Sequence[bytes]) -> dict[bytes, bytes]:
+    named = {f"c{i % 4}/{shard}-{i:03}.bin": data for i, data in enumerate(datas)}
+    members = [tar_member(name, data) for name, data in named.items()]
+    (folder / f"{shard}.tar").write_bytes(b"".join([*members, bytes(1024)]))
+    return {name.encode(): data for name, data in named.items()}
+
+
+def _tfrecord_shard(folder: Path, shard: int, datas: Sequence[bytes], suffix: str = "") -> dict[bytes, bytes]:
+    name = f"{shard}.tfrecord{suffix}"
+    data = b"".join(map(framed, datas))
+    (folder / name).write_bytes(gzip.compress(data) if suffix else data)
+    return {f"{name}/{i:06}.rec".encode(): data for i, data in enumerate(datas)}
+
+
+def _zip_shard(folder: Path, shard: int, datas: Sequence[bytes]) -> dict[bytes, bytes]:
+    named = {f"c{i % 4}/{shard}-{i:03}.bin": data for i, data in enumerate(datas)}
+    with zipfile.ZipFile(folder / f"{shard}.zip", "w") as archive:
+        for i, (name, data) in enumerate(named.items()):
+            archive.writestr(name, data, zipfile.ZIP_STORED if i % 3 else zipfile.ZIP_DEFLATED)
+    return {name.encode(): data for name, data in named.items()}
+
+
+_SHARD_WRITERS: Mapping[str, Callable[[Path, int, Sequence[bytes]], dict[bytes, bytes]]] = {
+    "tar": _tar_shard,
+    "tfrecord": _tfrecord_shard,
+    "gzip": lambda folder, shard, datas: _tfrecord_shard(folder, shard, datas, ".gz"),
+    "zip": _zip_shard,
+}
