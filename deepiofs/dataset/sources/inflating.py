@@ -27,7 +27,7 @@ _SPACING_BYTES = 4 << 20
 _MOST_POINTS = 64
 # Readers of one stream that go forward side by side.
 _CURSORS = 4
-_INPUT_BYTES = 256 << 10
+_INPUT_BYTES = 64 << 10
 _OUTPUT_BYTES = 1 << 20
 _NO_END = 1 << 62
 
@@ -149,13 +149,17 @@ class InflatedContainer:
 
     def read_into(self, buffers: Sequence[memoryview], at: int) -> int:
         self._packed.read_into([], 0)  # whether it has changed, also if nothing more is read
-        done = 0
+        if len(buffers) == 1:
+            return self._inflated.read_into(buffers[0], at)
+        # Few large steps: each costs a copy of the input that is left.
+        whole = memoryview(bytearray(sum(map(len, buffers))))
+        n = self._inflated.read_into(whole, at)
+        begin = 0
         for buffer in buffers:
-            n = self._inflated.read_into(buffer, at + done)
-            done += n
-            if n < len(buffer):
-                break
-        return done
+            part = whole[begin : min(begin + len(buffer), n)]
+            buffer[: len(part)] = part
+            begin += len(buffer)
+        return n
 
     def close(self) -> None:
         """What it reads from is left to whoever opened that."""
