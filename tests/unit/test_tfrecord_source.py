@@ -6,6 +6,7 @@ import gzip
 import os
 import random
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,25 @@ def test_loading_a_compressed_file_unpacks_it_once(tmp_path: Path) -> None:
         assert [bytes(piece.buffer) for piece in pieces] == records[at : at + 80]
     unpacked = source.layout(manifest).opened.get(0).unpacked_bytes  # type: ignore[attr-defined]
     assert unpacked < 1.01 * sum(map(len, records))
+    source.close()
+
+
+def test_threads_that_load_a_compressed_file_together_unpack_it_hardly_more_than_once(tmp_path: Path) -> None:
+    name, records = _large(tmp_path / "a.tfrecord.gz")
+    source = open_source(name)
+    assert isinstance(source, Packed)
+    manifest = scan(source)
+    rows = [row_of(manifest, b"a.tfrecord.gz/%06d.rec" % i) for i in range(len(records))]
+
+    def load(at: int) -> list[bytes]:
+        pieces = [Piece(row, 0, memoryview(bytearray(100_000))) for row in rows[at : at + 10]]
+        assert source.read_pieces(manifest, pieces) == [None] * 10  # type: ignore[attr-defined]
+        return [bytes(piece.buffer) for piece in pieces]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [data for batch in pool.map(load, range(0, len(rows), 10)) for data in batch] == records
+    unpacked = source.layout(manifest).opened.get(0).unpacked_bytes  # type: ignore[attr-defined]
+    assert unpacked < 2 * sum(map(len, records))
     source.close()
 
 

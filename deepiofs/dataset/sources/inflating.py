@@ -10,10 +10,12 @@ begins at the nearest. So what is read in order is unpacked once, and what is re
 from __future__ import annotations
 
 import bisect
+import contextlib
 import dataclasses
+import itertools
 import threading
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from deepiofs.dataset.sources.containers import OpenContainer
@@ -46,6 +48,36 @@ class _Cursor:
         return dataclasses.replace(self, inflater=self.inflater.copy(), place=self.place - len(self.left), left=b"")
 
 
+class _Turns:
+    """One thread at a time, of those that wait the one that reads farthest in front.
+
+    Who overtakes another unpacks what that one wants, and that one has to do it again: of a file that 8 threads load
+    in order, 1.6 times its bytes were unpacked with a plain lock.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._waiting: list[tuple[int, int]] = []
+        self._numbers = itertools.count()
+        self._taken = False
+
+    @contextlib.contextmanager
+    def take(self, at: int) -> Iterator[None]:
+        """Have a turn, to read from a place on."""
+        with self._free:
+            mine = (at, next(self._numbers))
+            self._waiting.append(mine)
+            self._free.wait_for(lambda: not self._taken and min(self._waiting) == mine)
+            self._waiting.remove(mine)
+            self._taken = True
+        try:
+            yield
+        finally:
+            with self._free:
+                self._taken = False
+                self._free.notify_all()
+
+
 class Inflated:
     """Unpacked bytes.
 
@@ -55,7 +87,7 @@ class Inflated:
 
     def __init__(self, read: Callable[[int, int], bytes], kind: int, where: str) -> None:
         self._read, self._kind, self._where = read, kind, where
-        self._lock = threading.Lock()
+        self._turns = _Turns()
         self._cursors: list[_Cursor] = []  # that used last comes last
         self._points = [_Cursor(0, 0, zlib.decompressobj(kind))]  # by place; never used, only copied
         self._spacing = _SPACING_BYTES
@@ -64,7 +96,7 @@ class Inflated:
     def read_into(self, buffer: memoryview, at: int) -> int:
         """Fill the buffer from byte `at` on; less only at the end."""
         done = 0
-        with self._lock:
+        with self._turns.take(at):
             cursor = self._cursor(at)
             try:
                 while cursor.at < at and self._step(cursor, at - cursor.at):
