@@ -57,15 +57,14 @@ class Packed:
             os.close(fd)
 
 
-def make_all(folder: Path, count: int, size: int) -> dict[str, Packed]:
+def make_all(folder: Path, count: int, size: int, with_files: bool) -> dict[str, Packed]:
     """Each kind, of the same records."""
     generator = random.Random(1)
     words = [generator.randbytes(16) for _ in range(4096)]
     records = [b"".join(generator.choices(words, k=size // 16)) for _ in range(count)]
     names = [f"c{i % 100:02}/{i:07}.bin" for i in range(count)]
-    (folder / "dir").mkdir(parents=True)
-    for name, data in zip(names, records, strict=True):
-        (folder / "dir" / name).parent.mkdir(exist_ok=True)
+    for name, data in zip(names, records, strict=True) if with_files else ():
+        (folder / "dir" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "dir" / name).write_bytes(data)
     with (folder / "a.tar").open("wb") as file:
         for name, data in zip(names, records, strict=True):
@@ -172,7 +171,7 @@ def main() -> None:
         megabytes = wanted.megabytes or (10 if wanted.quick else 1000 if size > 10_000 else 100)
         count = megabytes * 1_000_000 // size
         with tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as name:
-            made = make_all(Path(name), count, size)
+            made = make_all(Path(name), count, size, not wanted.kind or "dir" in wanted.kind)
             kinds = {kind: source for kind, source in made.items() if not wanted.kind or kind in wanted.kind}
             for pages in ("cold", "warm"):
                 for kind, said in measure(kinds, repetitions, pages == "cold").items():
