@@ -47,8 +47,8 @@ class Manifest:
     """What the view holds, by row number.
 
     `meta` is what the index file says of itself: `selection`, `left_out` (counts by reason), `built_ns`; of records
-    also `kind` (the scheme of their source), `containers` (name, size, mtime_ns of each) and `details` (of each, what
-    their source needs).
+    also `kind` (the scheme of their source), `containers` (name, size, mtime_ns of each), `spans` (how many bytes of
+    each `source_at` counts) and `details` (of each, what their source needs).
     """
 
     def __init__(self, meta: Mapping[str, Any], columns: Mapping[str, npt.NDArray[Any]]) -> None:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.tfrecords import load_crc
 from deepiofs.fs.streams.tar import Tar, path_lengths
-from deepiofs.fs.streams.tfrecord import load_crc
 from deepiofs.fs.tree import Tree
 from deepiofs.options import Settings
 from tests.unit.jobs import Dataset

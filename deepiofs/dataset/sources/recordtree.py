@@ -30,6 +30,7 @@ class Found:
     paths: without leading slash. size: int64 (n,), bytes. at: int64 (n,), byte of the container. mtime_ns: int64 (n,),
     or None for the container's own. same: int64 (n,), the record of this container with whose bytes each shares
     its own (a hard link), or None. left_out: counts by reason. details: for `meta`, what the source needs to read it.
+    span: how many bytes `at` counts in, if not those of the container (of what is unpacked).
     """
 
     paths: list[bytes]
@@ -39,6 +40,7 @@ class Found:
     same: Ints | None = None
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     details: Any = None
+    span: int | None = None
 
 
 def columns_of_records(
@@ -56,6 +58,7 @@ def columns_of_records(
         "built_ns": time.time_ns(),
         "containers": [[one.name, one.size, one.mtime_ns] for one in containers],
         "details": [part.details for part in found],
+        "spans": _spans(containers, found),
     }
     return meta, tree.columns()
 
@@ -69,7 +72,7 @@ class _Tree:
         self._first = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
         self._container = np.repeat(np.arange(len(found)), counts)
         self._size = _joined([part.size for part in found])
-        starts = np.concatenate(([0], np.cumsum([one.size for one in containers]))).astype(np.int64)
+        starts = np.concatenate(([0], np.cumsum(_spans(containers, found)))).astype(np.int64)
         self._at = _joined([part.at + start for part, start in zip(found, starts, strict=False)])
         self._mtime = _joined([
             np.full(len(part.paths), one.mtime_ns) if part.mtime_ns is None else part.mtime_ns
@@ -203,6 +206,11 @@ def _owners(containers: Sequence[Container]) -> dict[str, Ints]:
         "uid": np.array([one.uid for one in containers], np.int64),
         "gid": np.array([one.gid for one in containers], np.int64),
     }
+
+
+def _spans(containers: Sequence[Container], found: Sequence[Found]) -> list[int]:
+    """What `source_at` counts of each container."""
+    return [one.size if part.span is None else part.span for one, part in zip(containers, found, strict=True)]
 
 
 def _joined(parts: list[Any]) -> Ints:
