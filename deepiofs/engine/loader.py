@@ -18,7 +18,7 @@ from collections.abc import Iterable
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Packed, Source, retry
+from deepiofs.dataset.sources import Source, retry
 from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, file_name
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
@@ -57,7 +57,7 @@ class Loader:
         self._order = iter(own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
-        self._batch_units = _BATCH_RECORDS if isinstance(source, Packed) else _BATCH_UNITS
+        self._batch_units = _BATCH_RECORDS if manifest.is_packed else _BATCH_UNITS
         self._tries: collections.Counter[int] = collections.Counter()
         self._taken: set[int] = set()
         self._urgent: collections.deque[int] = collections.deque()
