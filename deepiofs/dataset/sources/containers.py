@@ -14,11 +14,13 @@ import dataclasses
 import errno
 import io
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+import bracex
 from wcmatch import glob
 
 from deepiofs.dataset.sources.registry import is_url
@@ -28,8 +30,12 @@ from deepiofs.errors import SourceChangedError, SourceError
 _MOST_BUFFERS = 1024
 # Descriptors that a source keeps open.
 _MOST_OPEN = 128
-_GLOB = glob.GLOBSTAR | glob.BRACE | glob.FORCEUNIX | glob.CASE
+# Containers that braces may stand for.
+_MOST_NAMED = 1 << 20
+_GLOB = glob.GLOBSTAR | glob.FORCEUNIX | glob.CASE
 _MAGIC = frozenset("*?[{")
+# The numbers that TensorFlow puts behind a suffix: data.tfrecord-00000-of-00010.
+_NUMBERED = re.compile(r"-\d+-of-\d+$")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +84,11 @@ def shards_of(name: str, suffixes: tuple[str, ...]) -> Shards:
     return LocalShards(name, suffixes)
 
 
+def is_meant(name: str, suffixes: tuple[str, ...]) -> bool:
+    """Whether a file of a directory is a container, by its name."""
+    return _NUMBERED.sub("", name).endswith(suffixes)
+
+
 class LocalShards:
     """Containers on a file system."""
 
@@ -91,7 +102,10 @@ class LocalShards:
             self.root = _fixed_part(name)
 
     def find(self) -> list[Container]:
-        found = [self._look(name) for name in sorted(self._names())]
+        found = [self._look(name) for name in sorted(set(self._names()))]
+        if not found and os.path.isdir(self._name):
+            endings = " ".join(self._suffixes)
+            raise SourceError(f"source {self._name}: no file in it ends with {endings}; name them by a pattern")
         if not found:
             raise SourceError(f"source {self._name}: no such file, and no file like it; check the path on this node")
         return found
@@ -99,17 +113,37 @@ class LocalShards:
     def open(self, container: Container) -> OpenContainer:
         return LocalContainer(os.path.join(self.root, container.name), container)
 
-    def _names(self) -> list[str]:
+    def _names(self) -> Iterator[str]:
         if os.path.isdir(self._name):
-            return [
-                os.path.relpath(os.path.join(folder, name), self.root)
-                for folder, _, names in os.walk(self._name, followlinks=True)
-                for name in names
-                if name.endswith(self._suffixes)
+            yield from self._names_below()
+        elif os.path.exists(self._name):
+            yield os.path.basename(self._name)
+        else:
+            for path in self._paths_like():
+                yield os.path.relpath(path, self.root)
+
+    def _names_below(self) -> Iterator[str]:
+        for folder, folders, names in os.walk(self._name, onerror=_refuse, followlinks=True):
+            # A link to a directory above would be walked for ever.
+            here = os.path.realpath(folder) + "/"
+            folders[:] = [
+                one for one in folders if not here.startswith(os.path.realpath(os.path.join(folder, one)) + "/")
             ]
-        if os.path.exists(self._name):
-            return [os.path.basename(self._name)]
-        return [os.path.relpath(path, self.root) for path in glob.glob(self._name, flags=_GLOB) if os.path.isfile(path)]
+            for name in names:
+                if is_meant(name, self._suffixes):
+                    yield os.path.relpath(os.path.join(folder, name), self.root)
+
+    def _paths_like(self) -> Iterator[str]:
+        """What braces name has to be there: a shard that is missing must not go unnoticed."""
+        try:
+            patterns = bracex.expand(self._name, keep_escapes=True, limit=_MOST_NAMED)
+        except bracex.ExpansionLimitException:
+            raise SourceError(f"source {self._name}: it stands for too many; write it with *") from None
+        for pattern in patterns:
+            if _MAGIC & set(pattern):
+                yield from filter(os.path.isfile, glob.glob(pattern, flags=_GLOB))
+            elif os.path.exists(pattern) or len(patterns) > 1:
+                yield pattern
 
     def _look(self, name: str) -> Container:
         path = os.path.join(self.root, name)
@@ -119,6 +153,10 @@ class LocalShards:
         except OSError as error:
             raise SourceError(f"source {path}: {error.strerror}") from None
         return Container(name, now.st_size, now.st_mtime_ns, stat.S_IMODE(now.st_mode), now.st_uid, now.st_gid)
+
+
+def _refuse(error: OSError) -> None:
+    raise SourceError(f"cannot list {error.filename}: {error.strerror}; make it readable") from None
 
 
 def _fixed_part(pattern: str) -> str:
@@ -133,6 +171,7 @@ class LocalContainer:
 
     def __init__(self, path: str, container: Container) -> None:
         self._path, self._container = path, container
+        self._fd = -1
         self._fd = os.open(path, os.O_RDONLY)
         try:
             self._check_unchanged()

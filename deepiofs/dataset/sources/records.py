@@ -47,6 +47,8 @@ class RecordSource(abc.ABC):
     def __init__(self, name: str) -> None:
         self.name = name
         self.shards = shards_of(name, self.suffixes)
+        # The option, as `scan` is told; `index` may look at it.
+        self.links = "follow"
         self._layout: Layout | None = None
 
     @abc.abstractmethod
@@ -58,6 +60,7 @@ class RecordSource(abc.ABC):
         raise NotImplementedError
 
     def scan(self, selection: Selection, team: Team) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        self.links = selection.links
         containers: list[Container] = told_by_first(team, self.shards.find)
         with ThreadPoolExecutor(_THREADS, "scan") as pool:
             found = share(team, containers if team.rank == 0 else None, self._index, pool)

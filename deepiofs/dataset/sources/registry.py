@@ -118,7 +118,10 @@ def _tfrecord_like(head: bytes, path: str) -> bool:
 _LOOKS: dict[str, Callable[[bytes, str], bool]] = {
     "hdf5": lambda head, path: any(head[at : at + 8] == b"\x89HDF\r\n\x1a\n" for at in (0, 512)),
     "zip": lambda head, path: head[:4] in (b"PK\x03\x04", b"PK\x05\x06"),
-    "tar": lambda head, path: head[257:262] == b"ustar" or path.endswith(".tar"),
+    # Compressed ones too: TarSource says what to do with them.
+    "tar": lambda head, path: (
+        head[257:262] == b"ustar" or re.search(r"\.(tar(\.\w+)?|tgz|tzst|txz|tbz2)$", path) is not None
+    ),
     "lmdb": lambda head, path: head[16:20] == b"\xde\xc0\xef\xbe" or os.path.basename(path) == "data.mdb",
     "tfrecord": _tfrecord_like,
 }
