@@ -1,4 +1,4 @@
-"""Object stores and whatever else fsspec reads: the files below a URL, and containers that lie there.
+"""Object stores and whatever else fsspec reads: the files below a URL.
 
 The index keeps 64 bits that say which version of each object was indexed (`storefacts.digest_of`), in the column
 `source_at`. They are compared with each read (`storereads`), and when a file is opened.
@@ -14,23 +14,17 @@ import posixpath
 from collections.abc import Sequence
 from typing import Any
 
-import bracex
 import numpy as np
-from wcmatch import glob
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, Selection, SourceFile, Team, retry
 from deepiofs.dataset.sources.containers import Container
 from deepiofs.dataset.sources.recordtree import Found, columns_of_records
 from deepiofs.dataset.sources.remotetree import list_tree, relative_path, store_path
-from deepiofs.dataset.sources.storefacts import Info, digest_of, mtime_ns_of, size_of
-from deepiofs.dataset.sources.stores import Range, Store, changed, unreadable
-from deepiofs.dataset.sources.team import Solo, fails_for_all, told_by_first
+from deepiofs.dataset.sources.storefacts import mtime_ns_of, size_of
+from deepiofs.dataset.sources.stores import Range, Store, unreadable
+from deepiofs.dataset.sources.team import fails_for_all, told_by_first
 from deepiofs.errors import DeepiofsError, SourceError
-
-_NS = 1_000_000_000
-_GLOB = glob.GLOBSTAR | glob.FORCEUNIX | glob.CASE
-_CUT_SHORT = "shorter than it was when it was indexed"
 
 
 class RemoteSource:
@@ -39,24 +33,24 @@ class RemoteSource:
     def __init__(self, name: str) -> None:
         self.name = name
         self._store = Store(name)
-        self._root: str | None = None
 
     def scan(self, selection: Selection, team: Team) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        found = self._find(team)
+        found, alone = self._find(team)
         made = None
         with fails_for_all(team):
             if found is not None:
-                made = columns_of_records([Container(self.name, 0, 0, 0o444, os.getuid(), os.getgid())], [found], selection)
+                _check_ranges(self._store, found, alone)
+                all_of_it = Container(self.name, 0, 0, 0o444, os.getuid(), os.getgid())
+                made = columns_of_records([all_of_it], [found], selection)
                 # They are files, not records: nothing says in which order they are best read.
-                for name in ("containers", "details"):
-                    del made[0][name]
+                del made[0]["containers"]
+                made[0]["details"] = [alone]
         return made
 
     def unchanged(self, manifest: Manifest, team: Team) -> str | None:
         """Lists the store anew: a listing brings a thousand files with each request, looking at a few one."""
-        selection = Selection(**{
-            name: tuple(value) if isinstance(value, list) else value for name, value in manifest.meta["selection"].items()
-        })  # fmt: skip
+        given = manifest.meta["selection"]
+        selection = Selection(tuple(given["include"]), tuple(given["exclude"]), given["links"])
         made = self.scan(selection, team)
         found: str | None = team.bcast(_difference(manifest, Manifest(*made)) if made else None)
         return found
@@ -79,6 +73,13 @@ class RemoteSource:
 
     def close(self) -> None:
         self._store.close()
+
+    def _find(self, team: Team) -> tuple[Found | None, bool]:
+        """**Collective.** What there is, on rank 0, and whether the URL names one file. SourceError on all ranks."""
+        alone: Found | None = told_by_first(team, lambda: _alone(self._store))
+        if alone is not None:
+            return (alone if team.rank == 0 else None), True
+        return list_tree(self._store, team), False
 
     def _place(self, manifest: Manifest, row: int) -> tuple[str, int]:
         (alone,) = manifest.meta["details"]
@@ -107,30 +108,64 @@ class RemoteFile:
         self._closed = True
 
 
-class RemoteShards:
-    """Containers on a store: one, those of a directory, or those of a pattern.
+def _alone(store: Store) -> Found | None:
+    """The one file that a URL names; None if it names a directory. SourceError if it is not there."""
+    try:
+        path = store.path
+        if path.strip("/") == "" or store.url.partition("::")[0].endswith("/"):
+            return None
+        info = retry.until_it_passes(lambda: store.info(path))
+        digest = store.digest(info)
+    except OSError as error:
+        raise unreadable(store.url, error) from None
+    # A web server sends who asks for a directory to its name with a slash.
+    if info["type"] != "file" or (store.is_http and str(info.get("url", "")).endswith("/")):
+        return None
+    size = size_of(info)
+    name = relative_path(store, posixpath.dirname(path.rstrip("/")), path)
+    if size is None or name is None:
+        raise SourceError(f"source {store.url}: {'its size' if name else 'a name for it'} cannot be told from the URL")
+    return Found([name], np.array([size]), np.array([digest]), np.array([mtime_ns_of(info)]))
 
-    A container's time holds its version, where local ones have a fraction of a second: the nanoseconds are a digest.
-    """
 
-    def __init__(self, name: str, suffixes: tuple[str, ...]) -> None:
-        self._name, self._suffixes = name, suffixes
-        names = bracex.expand(name) if "{" in name else [name]
-        self._patterns = [one for one in names if set(one) & (set("*[") if is_web(one) else set("*?["))]
-        self._literal = [] if self._patterns else names
-        self.root = _fixed_part(name) if self._patterns or len(names) > 1 else posixpath.dirname(name)
-        self._store = Store(names[0] if self._literal else self.root)
+def _check_ranges(store: Store, found: Found, alone: bool) -> None:
+    """A web server without listings has no files, one without ranges does not give a part of a large one."""
+    if not store.is_http:
+        return
+    if not found.paths and not found.left_out:
+        raise SourceError(f"source {store.url}: the page has no links to files below it; a server has to list them")
+    row = int(np.argmax(found.size)) if found.paths else -1
+    if row < 0 or found.size[row] < 2:
+        return
+    path = store.path if alone else store_path(store, store.path, found.paths[row])
+    try:
+        retry.until_it_passes(lambda: _one(store, Range(path, 1, memoryview(bytearray(1)), int(found.at[row]))))
+    except OSError as error:
+        raise unreadable(path, error) from None
 
-    def find(self) -> list[Container]:
-        try:
-            found = retry.until_it_passes(self._find)
-        except OSError as error:
-            raise unreadable(self._name, error) from None
-        if not found:
-            raise SourceError(f"source {self._name}: no such file, and no file like it; check the URL")
-        return sorted(found, key=lambda container: container.name)
 
-    def open(self, container: Container) -> RemoteContainer:
-        opened = RemoteContainer(self._store, self._path_of(container.name), container)
-        opened.check()
-        return opened
+def _one(store: Store, one: Range) -> None:
+    """Read one range, or raise why not."""
+    (outcome,) = store.read([one])
+    if outcome:
+        raise outcome
+
+
+def _difference(was: Manifest, now: Manifest) -> str | None:
+    """The first difference of two scans, in words."""
+    compared = ("name_at", "names", "parent", "size", "source_at")
+    if was.n_rows == now.n_rows and all(np.array_equal(was.columns[one], now.columns[one]) for one in compared):
+        return None
+    for row in range(now.n_rows):
+        path = now.path(row)
+        other = was.find(path)
+        if other is None:
+            return f"{os.fsdecode(path)}: added since"
+        if _facts(was, other) != _facts(now, row):
+            return f"{os.fsdecode(path)}: changed since"
+    missing = next(path for path in map(was.path, range(was.n_rows)) if now.find(path) is None)
+    return f"{os.fsdecode(missing)}: removed since"
+
+
+def _facts(manifest: Manifest, row: int) -> tuple[int, int]:
+    return manifest.size_of[row], int(manifest.columns["source_at"][row])

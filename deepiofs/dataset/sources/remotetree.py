@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import html
 import os
 import urllib.parse
@@ -26,7 +27,7 @@ from deepiofs.dataset.sources import retry
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.storefacts import Info, digest_of, mtime_ns_of, size_of
 from deepiofs.dataset.sources.stores import Store, as_errors, unreadable
-from deepiofs.dataset.sources.team import Team, share
+from deepiofs.dataset.sources.team import Team, share, told_by_first
 from deepiofs.errors import SourceError
 
 _THREADS = 8
@@ -51,24 +52,32 @@ class Listed:
     left_out: Counter[str]
 
 
-def list_tree(store: Store, root: str, team: Team) -> Found | None:
-    """**Collective.** All files below a path of the store, on rank 0; `at` has the digest of each. SourceError."""
+def list_tree(store: Store, team: Team) -> Found | None:
+    """**Collective.** All files of the store, on rank 0; `at` has the digest of each. SourceError, on all ranks."""
+    root: str = told_by_first(team, lambda: _root(store))
     level, levels = [root], 0
     parts: list[Listed] = []
     with ThreadPoolExecutor(_THREADS, "list") as pool:
         while level:
-            flat = levels > 0 and len(level) >= _WIDE and _lists_flat(store)
+            flat = len(level) >= _WIDE and _lists_flat(store)
             levels += 1
             if levels > _DEEPEST:
                 raise SourceError(f"source {store.url}: directories are nested more than {_DEEPEST} deep")
-            do = lambda path, flat=flat: list_one(store, root, path, flat)  # noqa: E731
-            listed = share(team, level if team.rank == 0 else None, do, pool)
+            list_it = functools.partial(list_one, store, root, flat)
+            listed = share(team, level if team.rank == 0 else None, list_it, pool)
             parts += listed or []
             level = team.bcast([path for part in listed or [] for path in part.below])
     return _joined(parts) if team.rank == 0 else None
 
 
-def list_one(store: Store, root: str, path: str, flat: bool) -> Listed:
+def _root(store: Store) -> str:
+    try:
+        return store.path
+    except OSError as error:
+        raise unreadable(store.url, error) from None
+
+
+def list_one(store: Store, root: str, flat: bool, path: str) -> Listed:
     """One directory, or with `flat` all that is below it. SourceError, naming it, if it cannot be listed."""
     try:
         return retry.until_it_passes(lambda: _list_one(store, root, path, flat))
@@ -81,7 +90,8 @@ def _list_one(store: Store, root: str, path: str, flat: bool) -> Listed:
         fs = store.fs
         infos = fs.find(path, detail=True).values() if flat else fs.ls(path, detail=True)
     left_out: Counter[str] = Counter()
-    files, below = [], []
+    files: list[tuple[bytes, Info]] = []
+    below: list[str] = []
     for info in _usable(store, infos, left_out):
         name = info["name"].rstrip("/") if info["type"] == "directory" else info["name"]
         relative = relative_path(store, root, name)
@@ -184,11 +194,7 @@ def _lists_flat(store: Store) -> bool:
     """Whether `find` is more than `ls` of each directory."""
     from fsspec.asyn import AsyncFileSystem
 
-    try:
-        found = getattr(type(store.fs), "_find", AsyncFileSystem._find)
-    except OSError as error:
-        raise unreadable(store.url, error) from None
-    return found is not AsyncFileSystem._find
+    return getattr(type(store.fs), "_find", AsyncFileSystem._find) is not AsyncFileSystem._find
 
 
 def _joined(parts: list[Listed]) -> Found:

@@ -62,7 +62,7 @@ def is_range_error(error: Exception) -> bool:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """fsspec's HTTP says "not found" of whatever it met when it asked for a file's size; s3fs wraps what has a status."""
+    """fsspec's HTTP says "not found" of whatever it met; s3fs wraps what has a status."""
     inner = error.__cause__
     if isinstance(error, FileNotFoundError) and inner is not None:
         return _cause(inner)

@@ -31,7 +31,7 @@ def mtime_ns_of(info: Info) -> int:
             return _nanoseconds(info[name])
     if info.get("date_time"):  # of a zip member: local time, of no known zone
         with contextlib.suppress(ValueError, TypeError):
-            return _nanoseconds(datetime.datetime(*info["date_time"], tzinfo=datetime.UTC))
+            return _nanoseconds(datetime.datetime(*info["date_time"][:6]))
     return 0
 
 
@@ -54,7 +54,7 @@ def _nanoseconds(value: Any) -> int:
             zoned = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
             since = zoned - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
             return (since.days * 86400 + since.seconds) * _NS + since.microseconds * 1000
-        return int(float(value) * _NS)
+        return round(float(value) * 1e6) * 1000  # a float does not hold more
     except (TypeError, ValueError, OverflowError):
         return 0
 
