@@ -6,6 +6,7 @@ for objects fail: KIND is a status (503), or `drop` (the connection is closed wi
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
@@ -38,6 +39,7 @@ class S3Server:
         self.url = f"http://{host}:{int(self.process.stdout.readline())}"
         self.environment = {**CREDENTIALS, "AWS_ENDPOINT_URL": self.url}
 
+    @functools.cached_property
     def client(self) -> Any:
         """A client of boto3, to put objects there."""
         import boto3

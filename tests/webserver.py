@@ -11,6 +11,8 @@ import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
+Request = http.server.BaseHTTPRequestHandler
+
 
 class WebServer:
     """Serves `files` (path -> bytes) on loopback while it is entered.
@@ -52,7 +54,7 @@ class WebServer:
 
         return Handler
 
-    def answer(self, request: http.server.BaseHTTPRequestHandler, body: bool) -> None:
+    def answer(self, request: Request, body: bool) -> None:
         """One request."""
         span = request.headers.get("Range")
         self.requests.append((request.command, request.path, span))
@@ -70,7 +72,9 @@ class WebServer:
         else:
             self._send(request, 404, {}, b"", body)
 
-    def _send_file(self, request: http.server.BaseHTTPRequestHandler, data: bytes, span: str | None, body: bool) -> None:
+    def _send_file(
+        self, request: http.server.BaseHTTPRequestHandler, data: bytes, span: str | None, body: bool
+    ) -> None:
         headers = {"Content-Type": "application/octet-stream"}
         if self.tags:
             headers["ETag"] = f'"{hashlib.md5(data).hexdigest()}"'
@@ -84,9 +88,7 @@ class WebServer:
             headers["Content-Range"] = f"bytes {match[1]}-{int(match[1]) + len(part) - 1}/{len(data)}"
             self._send(request, 206, headers, part, body)
 
-    def _send(
-        self, request: http.server.BaseHTTPRequestHandler, status: int, headers: dict[str, str], data: bytes, body: bool
-    ) -> None:
+    def _send(self, request: Request, status: int, headers: dict[str, str], data: bytes, body: bool) -> None:
         request.send_response(status)
         for name, value in {**headers, "Content-Length": str(len(data))}.items():
             request.send_header(name, value)
