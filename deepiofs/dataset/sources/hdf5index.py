@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import os
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -166,7 +165,8 @@ def _agrees(dataset: Any, dtype: np.dtype[Any], offset: int, opened: OpenContain
         there = bytearray(dtype.itemsize)
         if opened.read_into([memoryview(there)], offset + row * row_bytes) != len(there):
             raise SourceError(f"row {row} lies behind the end of the file, at byte {offset + row * row_bytes}")
-        if dataset[(row, *[0] * (dataset.ndim - 1), ...)].tobytes() != bytes(there):
+        # Slices, not numbers: a single element comes in this machine's byte order.
+        if dataset[(slice(row, row + 1), *[slice(0, 1)] * (dataset.ndim - 1))].tobytes() != bytes(there):
             return False
     return True
 
@@ -179,8 +179,3 @@ def _begin(dataset: Any) -> int:
     except (OSError, RuntimeError, ValueError):
         pass
     return 0
-
-
-def view_path(path: str) -> bytes:
-    """A path of the file as the view has it."""
-    return os.fsencode(path.strip("/"))

@@ -42,13 +42,11 @@ class Readers:
         facts = [container.name, container.size, container.mtime_ns, container.mode, container.uid, container.gid]
         asked = {"name": self._name, "suffixes": self._suffixes, "container": facts, **request}
         with self._free:
-            with self._lock:
-                reader = self._idle.pop() if self._idle else None
-            reader = reader or _Reader()
+            reader = self._take()
             whole = False
             try:
                 for said, data in reader.answers(asked):
-                    whole = "end" in said or "error" in said
+                    whole = ("end" in said or "error" in said) and "crashed" not in said
                     if "error" in said:
                         raise _error(container.name, said)
                     if not whole:
@@ -66,6 +64,16 @@ class Readers:
             idle, self._idle = self._idle, []
         for reader in idle:
             reader.close()
+
+    def _take(self) -> _Reader:
+        """One that is idle and lives, or another one."""
+        with self._lock:
+            while self._idle:
+                reader = self._idle.pop()
+                if reader.lives:
+                    return reader
+                reader.close()
+        return _Reader()
 
 
 def _error(name: str, said: dict[str, Any]) -> Exception:
@@ -88,6 +96,11 @@ class _Reader:
             stderr=subprocess.DEVNULL,
         )
         self._pending = bytearray()
+
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process.poll() is None
 
     def answers(self, request: dict[str, Any]) -> Iterator[tuple[dict[str, Any], bytes]]:
         assert self._process.stdin is not None
@@ -123,8 +136,8 @@ class _Reader:
         how = signal.strsignal(-code) if code < 0 else f"exit status {code}"
         # Out of memory, or killed by hand: says nothing of the file.
         if code == -signal.SIGKILL:
-            return {"error": f"the process that reads it ended: {how}", "errno": errno.EIO}
-        return {"error": f"the HDF5 library crashes on it ({how}): it is damaged"}
+            return {"error": f"the process that reads it ended: {how}", "errno": errno.EIO, "crashed": True}
+        return {"error": f"the HDF5 library crashes on it ({how}): it is damaged", "crashed": True}
 
     def _line(self) -> bytes:
         while (end := self._pending.find(b"\n")) < 0:
