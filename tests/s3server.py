@@ -13,7 +13,8 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 CREDENTIALS = {
@@ -25,11 +26,14 @@ CREDENTIALS = {
 
 
 class S3Server:
-    """A running server; `environment` is what those that use it need. Context manager."""
+    """A running server; `environment` is what those that use it need. Context manager.
 
-    def __init__(self, host: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> None:
+    prefix: of the command line, to run it elsewhere. folder: its files are the bucket `data` from the start.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", prefix: Sequence[str] = (), folder: Path | None = None) -> None:
         self.process = subprocess.Popen(
-            [*prefix, sys.executable, __file__, host],
+            [*prefix, sys.executable, __file__, host, *([str(folder)] if folder else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -42,15 +46,7 @@ class S3Server:
     @functools.cached_property
     def client(self) -> Any:
         """A client of boto3, to put objects there."""
-        import boto3
-
-        return boto3.client(
-            "s3",
-            endpoint_url=self.url,
-            aws_access_key_id="testing",
-            aws_secret_access_key="testing",
-            region_name="us-east-1",
-        )
+        return _client(self.url)
 
     def fail(self, kind: int | str, count: int) -> None:
         """Let the next requests for objects fail."""
@@ -70,6 +66,25 @@ class S3Server:
         for stream in (self.process.stdin, self.process.stdout):
             assert stream is not None
             stream.close()
+
+
+def _client(url: str) -> Any:
+    import boto3
+
+    return boto3.client(
+        "s3",
+        endpoint_url=url,
+        aws_access_key_id="testing",
+        aws_secret_access_key="testing",
+        region_name="us-east-1",
+    )
+
+
+def upload(client: Any, bucket: str, files: Mapping[bytes, bytes]) -> None:
+    """Make a bucket of some files."""
+    client.create_bucket(Bucket=bucket)
+    for path, data in files.items():
+        client.put_object(Bucket=bucket, Key=path.decode(), Body=data)
 
 
 class _Faults:
@@ -104,6 +119,10 @@ def main() -> None:
     os.environ.update(CREDENTIALS)
     server = make_server(sys.argv[1], 0, _Faults(DomainDispatcherApplication(create_backend_app)), threaded=True)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    if len(sys.argv) > 2:
+        root = Path(sys.argv[2])
+        files = {os.fsencode(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        upload(_client(f"http://{sys.argv[1]}:{server.port}"), "data", files)
     print(server.port, flush=True)
     sys.stdin.read()
 

@@ -27,7 +27,7 @@ from tests.contracts.sources import (
     read,
     row_of,
 )
-from tests.s3server import S3Server
+from tests.s3server import S3Server, upload
 from tests.webserver import WebServer
 
 # Keys are text; and a test that reads the largest in pieces of 64 bytes should end.
@@ -157,9 +157,7 @@ class TestWeb(RemoteContract):
 class _S3(FileContender):
     def __init__(self, client: Any, files: Mapping[bytes, bytes]) -> None:
         self._client, self._bucket = client, uuid.uuid4().hex
-        client.create_bucket(Bucket=self._bucket)
-        for path, data in files.items():
-            self.change(path, data)
+        upload(client, self._bucket, files)
         self.source = RemoteSource(f"s3://{self._bucket}")
 
     def change(self, path: bytes, data: bytes) -> None:

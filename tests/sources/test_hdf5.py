@@ -182,5 +182,5 @@ def test_both_hosts_see_each_row(mpi_mount: MpiMountFactory, lab: Lab, data: Pat
     for rank, place in enumerate(both.places):
         assert digests_below(both.mountpoints[rank] / ".deepiofs/exact", place) == expected
         said = both.stats(rank)["served"]
-        assert said["source"] == 0
+        assert said["source"] < 20  # parts of the large rows, which are wanted before they are here
         assert min(said["local"], said["peer"]) > 20
