@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import posixpath
+import tarfile
 import uuid
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -14,8 +16,9 @@ import fsspec
 import pytest
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Packed, Piece, Selection, Solo
+from deepiofs.dataset.sources import Packed, Piece, Selection, Solo, remotetree
 from deepiofs.dataset.sources.remote import RemoteSource
+from deepiofs.dataset.sources.tar import TarSource
 from deepiofs.errors import SourceChangedError
 from tests.contracts.sources import (
     FILES,
@@ -26,6 +29,8 @@ from tests.contracts.sources import (
     opened,
     read,
     row_of,
+    scan,
+    sizes_of,
 )
 from tests.s3server import S3Server, upload
 from tests.webserver import WebServer
@@ -179,6 +184,18 @@ class TestS3(RemoteContract):
     def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> FileContender:
         return _S3(self._client, files)
 
+    @pytest.mark.parametrize("wide", [64, 1], ids=["by directories", "flat"])
+    def test_keys_that_are_no_paths_are_left_out_and_counted(self, monkeypatch: pytest.MonkeyPatch, wide: int) -> None:
+        monkeypatch.setattr(remotetree, "_WIDE", wide)
+        bucket = uuid.uuid4().hex
+        keys = ["a", "b", "b/c", "b/d/e", "marker/", "x/" + "long" * 64, "x/ok"]
+        upload(self._client, bucket, {key.encode(): b"" if key.endswith("/") else b"1" for key in keys})
+        source = RemoteSource(f"s3://{bucket}")
+        manifest = scan(source)
+        assert set(sizes_of(manifest)) == {b"a", b"b/c", b"b/d/e", b"x/ok"}
+        assert manifest.meta["left_out"] == {"unusable names": 1, "hidden": 1}
+        source.close()
+
 
 class _Zip(Contender):
     def __init__(self, path: Path, files: Mapping[bytes, bytes]) -> None:
@@ -201,3 +218,28 @@ class TestZip(PackedContract):
 
     def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> Contender:
         return _Zip(tmp_path / f"{uuid.uuid4().hex}.zip", files)
+
+
+class _Tar(Contender):
+    def __init__(self, files: Mapping[bytes, bytes]) -> None:
+        self._fs, self._files = fsspec.filesystem("memory"), files
+        self._path = f"/{uuid.uuid4().hex}/a.tar"
+        self._write(b"")
+        self.source = TarSource(f"memory:/{self._path}")
+
+    def _write(self, more: bytes) -> None:
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w") as tar:
+            for path, data in self._files.items():
+                member = tarfile.TarInfo(os.fsdecode(path))
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+        self._fs.pipe_file(self._path, file.getvalue() + more)
+
+    def disturb(self) -> None:
+        self._write(b"")
+
+
+class TestTarInAStore(PackedContract):
+    def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> Contender:
+        return _Tar(files)

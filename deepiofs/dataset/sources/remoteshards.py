@@ -17,12 +17,14 @@ from wcmatch import glob
 
 from deepiofs.dataset.sources import retry
 from deepiofs.dataset.sources.containers import Container, is_meant
-from deepiofs.dataset.sources.remotetree import relative_path, store_path
+from deepiofs.dataset.sources.remotetree import list_tree, store_path
 from deepiofs.dataset.sources.storefacts import Info, mtime_ns_of, size_of
-from deepiofs.dataset.sources.stores import Range, Store, as_errors, changed, unreadable
+from deepiofs.dataset.sources.stores import Range, Store, changed, unreadable
+from deepiofs.dataset.sources.team import Solo
 from deepiofs.errors import SourceError
 
 _NS = 1_000_000_000
+_WEB = ("http:", "https:")
 _MOST_NAMED = 1 << 20
 _GLOB = glob.GLOBSTAR | glob.FORCEUNIX | glob.CASE
 
@@ -38,9 +40,12 @@ class RemoteShards:
         except bracex.ExpansionLimitException:
             raise SourceError(f"source {name}: it stands for too many; write it with *") from None
         # In the URL of a web server a question mark is no wildcard.
-        self._magic = frozenset("*[") if first.startswith(("http:", "https:")) else frozenset("*?[")
+        self._magic = frozenset("*[") if first.startswith(_WEB) else frozenset("*?[")
         self._is_pattern = any(self._magic & set(url) for url in self._urls)
-        fixed = self._fixed_part(first) if len(self._urls) > 1 or self._is_pattern else first.rstrip("/")
+        # A page of links has a slash at its end, an object none.
+        slash = "/" if first.startswith(_WEB) else ""
+        several = len(self._urls) > 1 or self._is_pattern
+        fixed = self._fixed_part(first) + slash if several else first if slash else first.rstrip("/")
         self.root = fixed + chain + rest
         self._store = Store(self.root)
         self._alone: bool | None = None
@@ -64,31 +69,31 @@ class RemoteShards:
         store, root = self._store, self._store.path
         if self._is_pattern:
             patterns = [self._below_root(url) for url in self._urls]
-            return [one for one in self._below(root) if glob.globmatch(one.name, patterns, flags=_GLOB)]
+            return [one for one in self._below() if glob.globmatch(one.name, patterns, flags=_GLOB)]
         if len(self._urls) > 1:
             names = [self._below_root(url) for url in self._urls]
             return [self._container(name, store.info(store_path(store, root, os.fsencode(name)))) for name in names]
-        info = store.info(root) if root.strip("/") else {"type": "directory"}
+        named = root.strip("/") and not self.root.partition("::")[0].endswith("/")
+        info = store.info(root) if named else {"type": "directory"}
         if info["type"] == "file" and not str(info.get("url", "")).endswith("/"):
             return [self._container(posixpath.basename(self.root.partition("::")[0]), info)]
-        return [one for one in self._below(root) if is_meant(one.name, self._suffixes)]
+        return [one for one in self._below() if is_meant(one.name, self._suffixes)]
 
-    def _below(self, root: str) -> list[Container]:
-        with as_errors():
-            infos = self._store.fs.find(root, detail=True).values()
-        found = []
-        for info in infos:
-            path = relative_path(self._store, root, info["name"])
-            if path is not None:
-                sized = info if size_of(info) is not None else self._store.info(info["name"])
-                found.append(self._container(os.fsdecode(path), sized))
-        return found
+    def _below(self) -> list[Container]:
+        found = list_tree(self._store, Solo())
+        assert found is not None
+        assert found.mtime_ns is not None
+        facts = zip(found.paths, found.size.tolist(), found.mtime_ns.tolist(), found.at.tolist(), strict=True)
+        return [self._made(os.fsdecode(path), size, _version(mtime, digest)) for path, size, mtime, digest in facts]
 
     def _container(self, name: str, info: Info) -> Container:
         size = size_of(info)
         if size is None:
             raise SourceError(f"source {self._name}: the server does not say how large {name} is")
-        return Container(name, size, _version(self._store, info), 0o444, os.getuid(), os.getgid())
+        return self._made(name, size, _version(mtime_ns_of(info), self._store.digest(info)))
+
+    def _made(self, name: str, size: int, version: int) -> Container:
+        return Container(name, size, version, 0o444, os.getuid(), os.getgid())
 
     def _path_of(self, container: Container) -> str:
         """The URL itself may be the container: then its name is the root's own."""
@@ -126,9 +131,10 @@ class RemoteContainer:
     def check(self) -> None:
         """SourceChangedError if it is another one now. What is read later is compared with what is found here."""
         info = self._store.info(self._path)
-        if (size_of(info), _version(self._store, info)) != (self._container.size, self._container.mtime_ns):
+        digest = self._store.digest(info)
+        if (size_of(info), _version(mtime_ns_of(info), digest)) != (self._container.size, self._container.mtime_ns):
             raise changed(self._path)
-        self._digest = self._store.digest(info)
+        self._digest = digest
 
     def read_into(self, buffers: Sequence[memoryview], at: int) -> int:
         """All buffers by one request, or several at once of 4 MiB; with no buffers the object is looked at."""
@@ -156,5 +162,5 @@ class RemoteContainer:
             raise outcome
 
 
-def _version(store: Store, info: Info) -> int:
-    return mtime_ns_of(info) // _NS * _NS + store.digest(info) % _NS
+def _version(mtime_ns: int, digest: int) -> int:
+    return mtime_ns // _NS * _NS + digest % _NS

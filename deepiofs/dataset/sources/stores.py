@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import importlib.util
 import os
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
@@ -178,18 +179,27 @@ class Store:
 
     def _check_scheme(self) -> None:
         """EnvironmentFault without its library, SourceError if there is none for it, or it may not be used."""
-        from fsspec import get_filesystem_class
-
         if self.scheme in _CACHES:
             raise SourceError(f"source {self.url}: {self.scheme}:: may give stale bytes; leave it out")
         try:
-            get_filesystem_class(self.scheme)
+            _find_library(self.scheme)
         except ValueError:
             raise SourceError(f"source {self.url}: fsspec knows no {self.scheme}://; check the URL") from None
         except ImportError as error:
             extra = _EXTRAS.get(self.scheme)
             hint = f": pip install 'deepiofs[{extra}]'" if extra else ""
             raise EnvironmentFault(f"source {self.url}: a Python package is missing ({error}){hint}") from None
+
+
+def _find_library(scheme: str) -> None:
+    """ImportError, ValueError as of get_filesystem_class; s3fs and its like, slow to load, are only looked for."""
+    from fsspec import get_filesystem_class
+    from fsspec.registry import known_implementations, registry
+
+    known = known_implementations.get(scheme, {"class": "fsspec."})
+    module = known["class"].partition(".")[0]
+    if scheme in registry or module == "fsspec" or importlib.util.find_spec(module) is None:
+        get_filesystem_class(scheme)
 
 
 def changed(path: str) -> SourceChangedError:
@@ -228,14 +238,14 @@ def _made(url: str, scheme: str) -> tuple[Any, str]:
         options["config_kwargs"] = _s3_options(fsspec.config.conf)
     fs, path = fsspec.core.url_to_fs(url, **options)
     if scheme in ("s3", "s3a"):
-        fs.retries = 1  # on top of botocore's and of `retry`, up to 5 more take longer than a reader waits
+        fs.retries = 1  # its own, on top of botocore's and of `retry`, take longer than a reader waits
     return fs, path
 
 
 def _s3_options(conf: dict[str, Any]) -> dict[str, Any]:
-    """Few retries, which `retry` has its own of, unless the user says how many; a connection for each request."""
+    """No retries, as `retry` makes them, unless the user says how many; a connection for each request."""
     given = dict(conf.get("s3", {}).get("config_kwargs", {}))
     given.setdefault("max_pool_connections", 4 * _AT_ONCE)
     if not os.environ.keys() & {"AWS_MAX_ATTEMPTS", "AWS_RETRY_MODE"}:
-        given.setdefault("retries", {"mode": "standard", "max_attempts": 2})
+        given.setdefault("retries", {"mode": "standard", "total_max_attempts": 1})
     return given
