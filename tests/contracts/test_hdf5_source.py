@@ -34,7 +34,7 @@ ROWS: Mapping[bytes, bytes] = {
 
 
 class _File(Contender):
-    def __init__(self, path: Path, files: Mapping[bytes, bytes], options: dict[str, Any]) -> None:
+    def __init__(self, path: Path, files: Mapping[bytes, bytes], options: dict[str, Any], where: str) -> None:
         self._path = path
         rows: dict[str, list[Any]] = collections.defaultdict(list)
         for name, data in sorted(files.items()):
@@ -42,10 +42,10 @@ class _File(Contender):
         with h5py.File(path, "w") as file:
             for dataset, arrays in rows.items():
                 file.create_dataset(dataset, data=np.array(arrays, arrays[0].dtype), **options)
-        self.source = Hdf5Source(str(path))
+        self.source = Hdf5Source(f"{where}{path}")
 
     def disturb(self) -> None:
-        at = self._path.stat().st_mtime_ns + 1
+        at = self._path.stat().st_mtime_ns + 1_000_000
         with h5py.File(self._path, "r+") as file:
             file["images"][:] = 7
         os.utime(self._path, ns=(at, at))
@@ -54,10 +54,19 @@ class _File(Contender):
 class TestContiguous(PackedContract):
     files = ROWS
     options: Mapping[str, Any] = {}
+    where = ""
 
     def make(self, tmp_path: Path, files: Mapping[bytes, bytes]) -> Contender:
-        return _File(tmp_path / f"{uuid.uuid4().hex}.h5", files, dict(self.options))
+        return _File(tmp_path / f"{uuid.uuid4().hex}.h5", files, dict(self.options), self.where)
 
 
 class TestCompressed(TestContiguous):
     options = {"chunks": True, "compression": "gzip", "fletcher32": True}  # noqa: RUF012
+
+
+class TestInAStore(TestContiguous):
+    where = "file://"
+
+
+class TestCompressedInAStore(TestCompressed):
+    where = "file://"

@@ -194,7 +194,7 @@ def test_containers_by_pattern(web: WebServer, name: str, found: set[str]) -> No
 def test_a_container_that_is_missing_is_named(web: WebServer) -> None:
     with pytest.raises(SourceError, match=r"source .*/a/\{b,x\}\.tar: .*check the URL"):
         RemoteShards(web.url + "/a/{b,x}.tar", (".tar",)).find()
-    with pytest.raises(SourceError, match="memory://nowhere.*check the URL"):
+    with pytest.raises(SourceError, match=r"memory://nowhere.*check the URL"):
         RemoteShards("memory://nowhere/*.tar", (".tar",)).find()
 
 
