@@ -20,6 +20,8 @@ from tests.lab import ADDRESSES, HEAD, Lab
 from tests.launchers import installed_launchers
 from tests.mounts import DEEPIOFS, HERE, MODEST, Journal, Place, ending
 from tests.s3server import S3Server, upload
+from tests.sources.test_hdf5 import by_the_library as hdf5_rows
+from tests.sources.test_hdf5 import write as write_hdf5
 from tests.sources.trees import below, digests, digests_below
 from tests.webserver import WebServer
 
@@ -155,6 +157,14 @@ def test_tars_of_a_web_server_without_listings(mount: MountFactory) -> None:
     with WebServer({b"x-0.tar": tar_of(FILES), b"x-1.tar": tar_of({b"other": b"1"})}) as server:
         server.listings = False
         assert below(mount(url(f"tar:{server.url}/x-{{0..1}}.tar")).point) == {**FILES, b"other": b"1"}
+
+
+def test_hdf5_in_the_store(mount: MountFactory, s3: S3Server, there: Place, tmp_path: Path) -> None:
+    write_hdf5(tmp_path / "file.h5")
+    bucket = uuid.uuid4().hex
+    upload(s3.client, bucket, {b"train/file.h5": (tmp_path / "file.h5").read_bytes()})
+    view = mount(url(f"hdf5:s3://{bucket}/train/file.h5"), place=there)
+    assert below(view.point) == hdf5_rows(tmp_path / "file.h5")
 
 
 def tar_of(files: Mapping[bytes, bytes]) -> bytes:

@@ -101,7 +101,6 @@ class Store:
     def check(self, path: str, digest: int) -> None:
         """SourceChangedError if it is not what was indexed, OSError if it cannot be looked at."""
         if self.digest(self.info(path)) != digest:
-            self._forget()
             raise changed(path)
 
     def read(self, ranges: Sequence[Range]) -> list[Outcome]:
