@@ -31,7 +31,7 @@ from deepiofs.dataset.sources.hdf5readers import Readers
 from deepiofs.dataset.sources.records import Layout, Outcome, RecordSource, _Place, _runs
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
-from deepiofs.errors import CorruptRecordError, SourceError
+from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class Hdf5Source(RecordSource):
         layout = self.layout(manifest)
         outcomes: list[Outcome] = [None] * len(pieces)
         direct: list[_Place] = []
-        blocked: list[tuple[int, str, int, int]] = []
+        blocked: list[tuple[int, str, int, int, memoryview, Dataset]] = []
         for i, (row, at, buffer) in enumerate(pieces):
             number, dataset, begin = self._place(layout, row)
             rest = fill_header(dataset, buffer, at)
@@ -111,13 +111,19 @@ class Hdf5Source(RecordSource):
             if dataset.offset is not None and len(rest):
                 direct.append(_Place(number, dataset.offset + begin, rest, i))
             else:
-                blocked.append((number, dataset.path, begin, i))
+                blocked.append((number, dataset.path, begin, i, rest, dataset))
         for run in _runs(direct, 0):
             for place, outcome in zip(run, self._read_run(layout, run), strict=True):
                 again = isinstance(outcome, OSError) and len(run) > 1
                 outcomes[place.i] = self._read_alone(manifest, pieces[place.i]) if again else outcome
-        for *_, i in sorted(blocked):
-            outcomes[i] = self._read_alone(manifest, pieces[i])
+        blocked.sort(key=lambda one: one[:4])
+        for number, _, begin, i, rest, dataset in blocked:
+            outcomes[i] = _outcome(self._fill_blocks, layout, number, dataset, begin, rest)
+        for number in {number for number, *_ in blocked}:
+            # Once for all of them, after their bytes.
+            if failure := _outcome(layout.read, number, [], 0):
+                for other, _, _, i, *_ in blocked:
+                    outcomes[i] = failure if other == number else outcomes[i]
         return outcomes
 
     def fill(self, layout: Layout, number: int, dataset: Dataset, begin: int, buffer: memoryview) -> None:
@@ -126,6 +132,10 @@ class Hdf5Source(RecordSource):
             if layout.read(number, [buffer], dataset.offset + begin) != len(buffer):
                 raise OSError(errno.EIO, "shorter than it was when it was indexed")
             return
+        self._fill_blocks(layout, number, dataset, begin, buffer)
+        layout.read(number, [], 0)
+
+    def _fill_blocks(self, layout: Layout, number: int, dataset: Dataset, begin: int, buffer: memoryview) -> None:
         container = layout.containers[number]
         while len(buffer):
             block = Block.at(dataset, begin)
@@ -138,7 +148,6 @@ class Hdf5Source(RecordSource):
             part = data[begin - block.begin :][: len(buffer)]
             buffer[: len(part)] = part
             buffer, begin = buffer[len(part) :], begin + len(part)
-        layout.read(number, [], 0)
 
     def close(self) -> None:
         super().close()
@@ -180,6 +189,15 @@ class Hdf5Source(RecordSource):
             "/" + container.name
         )
         return b"" if alone else os.fsencode(container.name) + b"/"
+
+
+def _outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
+    """What a call fails with."""
+    try:
+        call(*arguments)
+    except (OSError, DeepiofsError) as error:
+        return error
+    return None
 
 
 def fill_header(dataset: Dataset, buffer: memoryview, at: int) -> memoryview:
