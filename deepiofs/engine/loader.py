@@ -20,7 +20,7 @@ import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Packed, Source, retry
+from deepiofs.dataset.sources import Source, retry
 from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, Places, file_name
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
@@ -59,7 +59,7 @@ class Loader:
         self._order = map(int, own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
-        self._batch_units = _BATCH_RECORDS if isinstance(source, Packed) else _BATCH_UNITS
+        self._batch_units = _BATCH_RECORDS if manifest.is_packed else _BATCH_UNITS
         self._tries: collections.Counter[int] = collections.Counter()
         self._taken = bytearray(len(units.size))
         self._urgent: collections.deque[int] = collections.deque()

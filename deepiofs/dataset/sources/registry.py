@@ -43,7 +43,8 @@ def open_named(name: str) -> Source:
         scheme = "dir" if not os.path.isfile(name) else _sniffed(name)
     if opener := _added(scheme):
         return opener(rest)
-    module, kind = _SCHEMES.get(scheme, _REMOTE)
+    # `zip:PATH` is ours, `zip://INNER::URL` is fsspec's.
+    module, kind = _REMOTE if rest == name and is_url(name) else _SCHEMES.get(scheme, _REMOTE)
     source: Source = getattr(importlib.import_module(f"{_HERE}.{module}"), kind)(rest)
     return source
 
@@ -54,7 +55,7 @@ def split(name: str) -> tuple[str | None, str]:
     if match is None:
         return None, name
     scheme, rest = match[1].lower(), name[match.end() :]
-    if rest.startswith("//") or "::" in name:
+    if rest.startswith(("//", ":")):
         return scheme, name
     if scheme in _SCHEMES or _added(scheme):
         return scheme, rest
