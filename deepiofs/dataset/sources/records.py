@@ -53,6 +53,10 @@ class RecordSource(abc.ABC):
     def index(self, container: Container, opened: OpenContainer) -> Found:
         """The records of a container. SourceError, naming it and the byte, if it is not what it should be."""
 
+    def open_container(self, container: Container, details: Any) -> OpenContainer:
+        """A container that was indexed. details: its `Found.details`. SourceChangedError, OSError as `Shards.open`."""
+        return self.shards.open(container)
+
     def verify(self, chunks: Iterable[memoryview], after: memoryview, where: str) -> None:
         """CorruptRecordError if a record, given in consecutive chunks, is not what the bytes after it say."""
         raise NotImplementedError
@@ -171,7 +175,7 @@ class Layout:
         self.manifest = manifest
         self.containers = [Container(*facts) for facts in manifest.meta["containers"]]
         self.details: list[Any] = manifest.meta["details"]
-        self.opened = OpenShards(lambda number: source.shards.open(self.containers[number]))
+        self.opened = OpenShards(lambda number: source.open_container(self.containers[number], self.details[number]))
         self._starts = [0]
         for container in self.containers:
             self._starts.append(self._starts[-1] + container.size)

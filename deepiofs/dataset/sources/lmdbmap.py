@@ -1,0 +1,144 @@
+"""The file of an LMDB: what its meta pages say, and where what the library maps of it lies in it.
+
+Values are contiguous in the map, also on overflow pages, so the place of a value in the file is its address less that
+of the map.
+
+The layout of the meta pages is that of liblmdb 0.9 (`MDB_meta` in mdb.c) on 64-bit machines of this byte order: no
+function of the library tells when a database was last written to without mapping it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from deepiofs.errors import SourceError
+
+META_BYTES = 152
+# Page: number, pad, flags; 4 bytes that a meta page does not use. Meta: magic, version, address, size of the map.
+_HEAD = struct.Struct("<QHHI IIQQ")
+# The first field of the first database is the size of a page.
+_PAGE_SIZE_AT = 40
+_LAST = struct.Struct("<QQ")
+_LAST_AT = 136
+_META_FLAG, _MAGIC, _VERSION = 0x08, 0xBEEFC0DE, 1
+_PAGE_SIZES = tuple(256 << i for i in range(9))
+_SYSTEM_PAGE = 4096
+# A value up to here is asked for as a whole when its ends are wanted.
+_SMALL_BYTES = 64 << 10
+_PLACE = struct.Struct("<q")
+
+
+@dataclass(frozen=True)
+class Meta:
+    """page: bytes of one. last: number of the last one in use. transaction: of the last one that was committed."""
+
+    page: int
+    last: int
+    transaction: int
+
+
+def read_meta(read: Callable[[int, int], bytes], name: str) -> Meta:
+    """What the newer meta page says. read: bytes at a place. SourceError, naming file and byte, if there are no two."""
+    first = _meta(read(0, META_BYTES), 0, name)
+    second = _meta(read(first.page, META_BYTES), first.page, name)
+    return max(first, second, key=lambda meta: meta.transaction)
+
+
+def _meta(data: bytes, at: int, name: str) -> Meta:
+    where = f"{name}: byte {at:,}"
+    if len(data) < META_BYTES:
+        raise SourceError(f"{where}: the file ends within a meta page: truncated, or no LMDB")
+    _, _, flags, _, magic, version, _, _ = _HEAD.unpack_from(data)
+    if magic != _MAGIC or not flags & _META_FLAG:
+        raise SourceError(f"{where}: is no meta page of an LMDB of this byte order and word size")
+    if version != _VERSION:
+        raise SourceError(
+            f"{where}: data format {version}, of which only {_VERSION} can be read; copy it with mdb_dump"
+        )
+    (page,) = struct.unpack_from("<I", data, _PAGE_SIZE_AT)
+    if page not in _PAGE_SIZES or at not in (0, page):
+        raise SourceError(f"{where}: says that pages have {page:,} bytes: damaged")
+    return Meta(page, *_LAST.unpack_from(data, _LAST_AT))
+
+
+def check_length(meta: Meta, size: int, name: str) -> None:
+    """SourceError if the file is cut within a page.
+
+    It may lack pages at its end: those that a transaction took and gave back again are not written. Whether one that
+    is needed is missing shows when it is followed.
+    """
+    if size % meta.page:
+        raise SourceError(f"{name}: {shortage(meta, size)}: truncated")
+
+
+def shortage(meta: Meta, size: int) -> str:
+    """How long a file is and should be, in words."""
+    return f"ends at byte {size:,}, its pages are in use up to byte {(meta.last + 1) * meta.page:,}"
+
+
+class MappedFile:
+    """A file that the library has mapped: places of values in it, and its pages asked for ahead.
+
+    progress: 8 bytes where the place that was found last is left, for whoever sees this process crash.
+    """
+
+    def __init__(self, path: str, progress: mmap.mmap) -> None:
+        self.name = os.path.basename(path)
+        self._fd = os.open(path, os.O_RDONLY)
+        self._size = os.fstat(self._fd).st_size
+        self._progress = progress
+        self._base: int | None = None
+
+    def read(self, at: int, size: int) -> bytes:
+        """Bytes of the file, not of the map."""
+        return os.pread(self._fd, size, at)
+
+    def place(self, value: memoryview) -> int:
+        """The byte of the file where a value begins, 0 if it is empty. SourceError if it does not lie in the file."""
+        if not len(value):
+            return 0
+        address: int = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
+        if self._base is None:
+            self._base = _base_of_map(address)
+        at = address - self._base
+        if at < 0 or at + len(value) > self._size:
+            text = f"{self.name}: byte {at:,}: a value claims {len(value):,} bytes, the file ends at {self._size:,}"
+            raise SourceError(f"{text}: truncated or damaged")
+        _PLACE.pack_into(self._progress, 0, at)
+        return at
+
+    def compare(self, value: memoryview, at: int) -> None:
+        """SourceError if a value is not what the file has at a place."""
+        head = bytes(value[:_SYSTEM_PAGE])
+        if self.read(at, len(head)) != head:
+            raise SourceError(f"{self.name}: byte {at:,}: the file has other bytes than its map; is it written to?")
+
+    def ask_for_ends(self, places: Iterable[tuple[int, int]]) -> None:
+        """Have the kernel read the first and last pages of what lies at (place, size): many requests at once."""
+        for at, size in places:
+            ends = ((at, size),) if size <= _SMALL_BYTES else ((at, 1), (at + size - 1, 1))
+            for begin, length in ends:
+                os.posix_fadvise(self._fd, begin, length, os.POSIX_FADV_WILLNEED)
+
+
+def place_reached(progress: mmap.mmap) -> int:
+    """What a `MappedFile` has left."""
+    at: int = _PLACE.unpack_from(progress)[0]
+    return at
+
+
+def _base_of_map(address: int) -> int:
+    """Where byte 0 of the file is, that is mapped at an address, or would be."""
+    with open("/proc/self/maps", "rb") as lines:
+        for line in lines:
+            span, _, offset, _ = line.split(maxsplit=3)
+            first, last = (int(end, 16) for end in span.split(b"-"))
+            if first <= address < last:
+                return first - int(offset, 16)
+    raise SourceError("a value of the LMDB lies outside of all maps")
