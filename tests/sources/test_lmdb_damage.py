@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import struct
 import subprocess
@@ -22,6 +21,7 @@ from tests.mounts import HERE
 from tests.sources.lmdbs import datum_of, encoded, write
 
 _PAGE = 4096
+Edits = list[tuple[str, float, int]]
 # Indexes each file that it is told of in a process of its own, and says how that ended.
 _INDEXER = """
 import json, mmap, os, sys
@@ -95,27 +95,12 @@ def test_a_truncated_file_is_refused(sound: dict[str, bytes], tmp_path: Path, na
     assert f"{kept:,}" in said
 
 
-def test_a_file_may_lack_pages_that_nothing_needs(tmp_path: Path) -> None:
-    import lmdb
-
-    with lmdb.open(str(tmp_path / "db"), map_size=1 << 26, writemap=True) as environment:
-        with environment.begin(write=True) as transaction:
-            transaction.put(b"k", b"v")
-        with environment.begin(write=True) as transaction:
-            transaction.put(b"large", bytes(1 << 20))
-        with environment.begin(write=True) as transaction:
-            transaction.delete(b"large")
-    os.truncate(tmp_path / "db/data.mdb", 100 * _PAGE)
-    manifest = scan(open_source(f"lmdb:{tmp_path}/db"))
-    assert [manifest.path(row) for row in range(manifest.n_rows)] == [b"", b"k"]
-
-
 def test_a_length_that_lies_is_noticed(sound: dict[str, bytes], tmp_path: Path) -> None:
     data = sound["plain"]
     # A node: size of its data, in two halves, flags (1: on pages of its own), size of its key, key.
     at = data.index(struct.pack("<HHHH", 9000, 0, 1, 6))
     said = refused(tmp_path / "x.lmdb", replaced(data, at, struct.pack("<HH", 0, 0x7000)))
-    assert "a value claims 1,879,048,192 bytes, the file ends at" in said
+    assert "claims 1,879,048,192 bytes, the file ends at byte" in said
     said = refused(tmp_path / "x.lmdb", replaced(data, at, struct.pack("<HH", 0, 1)))
     assert "two values share these bytes" in said
 
@@ -147,7 +132,7 @@ _EDITS = st.lists(
 )
 
 
-def edited(data: bytes, edits: list[tuple[str, float, int]]) -> bytes:
+def edited(data: bytes, edits: Edits) -> bytes:
     """Changed by edits: kind, place, and a number to draw from."""
     for kind, where, number in edits:
         at = int(where * max(len(data) - 1, 0))
@@ -163,7 +148,7 @@ def edited(data: bytes, edits: list[tuple[str, float, int]]) -> bytes:
 
 
 @pytest.mark.parametrize("name", ["plain", "encoded", "raw"])
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(edits=_EDITS)
 def test_whatever_is_damaged_it_is_records_or_an_error(
     indexer: subprocess.Popen[str],

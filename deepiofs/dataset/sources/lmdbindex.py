@@ -4,7 +4,7 @@ The library maps the file and follows what it finds there. A file that is damage
 process that does so; this one may end.
 
 Of values that are left as they are no page is touched, only those that hold keys. To see whether they are Datums the
-ends of values are read.
+ends of values are read. (Of keys with several values all is read: those values lie among the keys.)
 
 The command line is the file, how to take values, and a descriptor of 8 bytes where the place of the value that was
 found last is left. On standard output come a line of JSON and, without an error, what `pack` makes.
@@ -18,15 +18,14 @@ import json
 import mmap
 import os
 import resource
-import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from deepiofs.dataset.sources.keynames import escaped, fitting
-from deepiofs.dataset.sources.lmdbmap import MappedFile, place_reached, read_meta
+from deepiofs.dataset.sources.lmdbmap import MappedFile, Place, place_reached
 from deepiofs.dataset.sources.lmdbvalues import PLAIN, Records, Values
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
@@ -34,24 +33,20 @@ from deepiofs.errors import DeepiofsError, SourceError
 
 _MOST_DATABASES = 1024
 _CHUNK = 4096
-# MDB_db, which stands for a database in the main one: pad, flags, depth, branch, leaf and overflow pages, entries,
-# root.
-_DATABASE = struct.Struct("<IHH5Q")
-_DATABASE_FLAGS = 0x7E
-_DEEPEST = 32
+
+Walk = Callable[[Any], Iterator[tuple[bytes, Place]]]
 
 
 def index(path: str, how: str, progress: mmap.mmap) -> Records:
     """The records of an environment. SourceError, naming file and byte, if they cannot be had."""
     lmdb = require("lmdb", "lmdb")
     file = MappedFile(path, progress)
-    before = read_meta(file.read, file.name)
     try:
         with _opened(lmdb, path) as environment, environment.begin(buffers=True) as transaction:
             found = _Indexer(lmdb, environment, transaction, file, how).run()
     except lmdb.Error as error:
         raise SourceError(f"{file.name}: {error}, after what lies at byte {place_reached(progress):,}") from None
-    if read_meta(file.read, file.name) != before:
+    if file.read_meta() != file.meta:
         raise SourceError(f"{file.name}: was written to while it was indexed; try again when it is not")
     _check_apart(found, file.name)
     return found
@@ -95,36 +90,45 @@ class _Indexer:
         """Its records. inner: where the databases go that its values stand for; None if they do not."""
         several = bool(database.flags(self._transaction)["dupsort"])
         values = Values(self._file, PLAIN if several else self._how)
-        entries = self._entries(database)
+        entries = self._entries(database, self._numbered if several else self._single)
         while some := list(itertools.islice(entries, _CHUNK)):
-            if inner is not None:
-                some = [(key, value) for key, value in some if not self._is_inner(key, value, inner)]
-            values.take(some)
+            if inner is not None and not several:
+                inner |= {key: self._open(key) for key, place in some if place.database}
+            values.take([(key, place) for key, place in some if not place.database])
         return values.numbered() if several else values.records(list(inner or ()))
 
-    def _entries(self, database: Any) -> Iterator[tuple[bytes, memoryview]]:
-        """Keys and values; SourceError if they are not as many as the database says: its pages may go in circles."""
+    def _entries(self, database: Any, walk: Walk) -> Iterator[tuple[bytes, Place]]:
+        """Keys and places; SourceError if they are not as many as the database says: its pages may go in circles."""
         expected, n = self._transaction.stat(database)["entries"], 0
-        for n, (key, value) in enumerate(self._transaction.cursor(database), start=1):
+        for n, found in enumerate(walk(self._transaction.cursor(database)), start=1):
             if n > expected:
                 break
-            yield bytes(key), value
+            yield found
         if n != expected:
             raise SourceError(f"{self._file.name}: says that it has {expected:,} records, and has {n:,}: damaged")
 
-    def _is_inner(self, key: bytes, value: memoryview, inner: dict[bytes, Any]) -> bool:
-        if len(value) != _DATABASE.size:
-            return False
-        _, flags, depth, *_ = _DATABASE.unpack(value)
-        if flags & ~_DATABASE_FLAGS or depth > _DEEPEST or b"\0" in key:
-            return False
+    def _single(self, cursor: Any) -> Iterator[tuple[bytes, Place]]:
+        """One value for each key. Now and then the library is asked whether it is where it is thought to be."""
+        for n, key in enumerate(cursor.iternext(values=False)):
+            place = self._file.place_behind(key)
+            if n % _CHUNK == 0 and not place.database:
+                self._compare(place, self._file.place_of(cursor.value()))
+            yield bytes(key), place
+
+    def _compare(self, place: Place, of_library: Place) -> None:
+        if place != of_library and place.size + of_library.size:
+            text = f"a value of {place.size:,} bytes is expected, the library has {of_library.size:,}"
+            raise SourceError(f"{self._file.name}: byte {place.at:,}: {text} at byte {of_library.at:,}")
+
+    def _numbered(self, cursor: Any) -> Iterator[tuple[bytes, Place]]:
+        """Many values for a key; they are small."""
+        return ((bytes(key), self._file.place_of(value)) for key, value in cursor)
+
+    def _open(self, key: bytes) -> Any:
         try:
-            inner[key] = self._environment.open_db(key, txn=self._transaction, create=False)
-        except self._lmdb.IncompatibleError:
-            return False  # a value like others
+            return self._environment.open_db(key, txn=self._transaction, create=False)
         except self._lmdb.DbsFullError:
             raise SourceError(f"{self._file.name}: has more than {_MOST_DATABASES:,} named databases") from None
-        return True
 
 
 def pack(found: Records) -> bytes:

@@ -1,10 +1,10 @@
-"""The file of an LMDB: what its meta pages say, and where what the library maps of it lies in it.
+"""The file of an LMDB: what its meta pages say, and where what the library finds in its map of it lies.
 
-Values are contiguous in the map, also on overflow pages, so the place of a value in the file is its address less that
-of the map.
+The place of a key or value in the file is its address less that of the map; values are contiguous, also on overflow
+pages. py-lmdb touches every page of a value that it hands out (preload.h), which would read all of the dataset only to
+learn where it lies; so it is asked for keys alone, and the node around a key tells where the value is.
 
-The layout of the meta pages is that of liblmdb 0.9 (`MDB_meta` in mdb.c) on 64-bit machines of this byte order: no
-function of the library tells when a database was last written to without mapping it.
+The layouts are those of liblmdb 0.9 (`MDB_meta`, `MDB_node` in mdb.c) on 64-bit machines of this byte order.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,10 +29,23 @@ _LAST = struct.Struct("<QQ")
 _LAST_AT = 136
 _META_FLAG, _MAGIC, _VERSION = 0x08, 0xBEEFC0DE, 1
 _PAGE_SIZES = tuple(256 << i for i in range(9))
-_SYSTEM_PAGE = 4096
 # A value up to here is asked for as a whole when its ends are wanted.
 _SMALL_BYTES = 64 << 10
 _PLACE = struct.Struct("<q")
+# Before a key: size of the value, in two halves, flags, size of the key. Behind it the value, or, if it is large, the
+# number of its first page, on which it comes behind the head.
+_NODE = struct.Struct("<HHHH")
+_PAGE_NUMBER = struct.Struct("<Q")
+_PAGE_HEAD_BYTES = 16
+_ON_OWN_PAGES, _DATABASE = 0x01, 0x02
+
+
+class Place(NamedTuple):
+    """Of a value: byte of the file, bytes. database: whether it stands for a database."""
+
+    at: int
+    size: int
+    database: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,7 +97,7 @@ def shortage(meta: Meta, size: int) -> str:
 
 
 class MappedFile:
-    """A file that the library has mapped: places of values in it, and its pages asked for ahead.
+    """A file that the library has mapped, and this too: places of what it finds, and pages asked for ahead.
 
     progress: 8 bytes where the place that was found last is left, for whoever sees this process crash.
     """
@@ -91,40 +105,58 @@ class MappedFile:
     def __init__(self, path: str, progress: mmap.mmap) -> None:
         self.name = os.path.basename(path)
         self._fd = os.open(path, os.O_RDONLY)
-        self._size = os.fstat(self._fd).st_size
+        self._map = mmap.mmap(self._fd, 0, prot=mmap.PROT_READ)
+        self._map.madvise(mmap.MADV_RANDOM)
+        self._bytes = memoryview(self._map)
         self._progress = progress
         self._base: int | None = None
+        self.meta = self.read_meta()
 
-    def read(self, at: int, size: int) -> bytes:
-        """Bytes of the file, not of the map."""
-        return os.pread(self._fd, size, at)
+    def read_meta(self) -> Meta:
+        """As it is now."""
+        return read_meta(lambda at, size: os.pread(self._fd, size, at), self.name)
 
-    def place(self, value: memoryview) -> int:
-        """The byte of the file where a value begins, 0 if it is empty. SourceError if it does not lie in the file."""
+    def value(self, place: Place) -> memoryview:
+        """The bytes of a value; pages are read as they are touched."""
+        return self._bytes[place.at : place.at + place.size]
+
+    def place_of(self, value: memoryview) -> Place:
+        """Where a value, or key, of the library lies. SourceError if that is not in the file."""
         if not len(value):
-            return 0
+            return Place(0, 0)
         address: int = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
         if self._base is None:
             self._base = _base_of_map(address)
-        at = address - self._base
-        if at < 0 or at + len(value) > self._size:
-            text = f"{self.name}: byte {at:,}: a value claims {len(value):,} bytes, the file ends at {self._size:,}"
-            raise SourceError(f"{text}: truncated or damaged")
-        _PLACE.pack_into(self._progress, 0, at)
-        return at
+        return self._checked(address - self._base, len(value))
 
-    def compare(self, value: memoryview, at: int) -> None:
-        """SourceError if a value is not what the file has at a place."""
-        head = bytes(value[:_SYSTEM_PAGE])
-        if self.read(at, len(head)) != head:
-            raise SourceError(f"{self.name}: byte {at:,}: the file has other bytes than its map; is it written to?")
+    def place_behind(self, key: memoryview) -> Place:
+        """Where the value of a key of the library lies. SourceError if that is not in the file."""
+        at = self.place_of(key).at
+        low, high, flags, length = self._read(_NODE, at - _NODE.size)
+        if length != len(key):
+            raise SourceError(f"{self.name}: byte {at:,}: a key of {len(key)} bytes claims {length}: damaged")
+        size, at = low | high << 16, at + length
+        if flags & _ON_OWN_PAGES:
+            at = self._read(_PAGE_NUMBER, at)[0] * self.meta.page + _PAGE_HEAD_BYTES
+        return self._checked(at, size, bool(flags & _DATABASE))
 
-    def ask_for_ends(self, places: Iterable[tuple[int, int]]) -> None:
-        """Have the kernel read the first and last pages of what lies at (place, size): many requests at once."""
-        for at, size in places:
+    def ask_for_ends(self, places: Iterable[Place]) -> None:
+        """Have the kernel read the first and last pages of values: many requests at once."""
+        for at, size, _ in places:
             ends = ((at, size),) if size <= _SMALL_BYTES else ((at, 1), (at + size - 1, 1))
             for begin, length in ends:
                 os.posix_fadvise(self._fd, begin, length, os.POSIX_FADV_WILLNEED)
+
+    def _read(self, form: struct.Struct, at: int) -> tuple[int, ...]:
+        self._checked(at, form.size)
+        return form.unpack_from(self._map, at)
+
+    def _checked(self, at: int, size: int, database: bool = False) -> Place:
+        if at < 0 or at + size > len(self._bytes):
+            text = f"{self.name}: byte {at:,}: claims {size:,} bytes, the file ends at byte {len(self._bytes):,}"
+            raise SourceError(f"{text}: truncated or damaged")
+        _PLACE.pack_into(self._progress, 0, at)
+        return Place(at, size, database)
 
 
 def place_reached(progress: mmap.mmap) -> int:

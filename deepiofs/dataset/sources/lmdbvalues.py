@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from deepiofs.dataset.sources.datum import Datum, DatumReader, named_as_image
 from deepiofs.dataset.sources.keynames import escaped, fitting, paths_of
-from deepiofs.dataset.sources.lmdbmap import MappedFile
+from deepiofs.dataset.sources.lmdbmap import MappedFile, Place
 from deepiofs.errors import SourceError
 
 AUTO, PLAIN, DATUM = "auto", "plain", "datum"
@@ -41,14 +41,13 @@ class Values:
         self._datums: list[Datum] = []
         self._records = Records()
 
-    def take(self, some: Sequence[tuple[bytes, memoryview]]) -> None:
-        """The next keys and values."""
-        places = [(self._file.place(value), len(value)) for _, value in some]
+    def take(self, some: Sequence[tuple[bytes, Place]]) -> None:
+        """The next keys, and where their values lie."""
         if self._reader and some:
-            self._read(some, places)
+            self._read(some)
         self._keys += [key for key, _ in some]
-        self._records.at.extend(at for at, _ in places)
-        self._records.size.extend(size for _, size in places)
+        self._records.at.extend(place.at for _, place in some)
+        self._records.size.extend(place.size for _, place in some)
 
     def records(self, others: Sequence[bytes]) -> Records:
         """All that were taken. others: keys that stand for something else, and whose paths are taken, too."""
@@ -71,20 +70,17 @@ class Values:
             self._records.paths.append(b"%s/%06d" % (fitting(escaped(key)), n))
         return self._records
 
-    def _read(self, some: Sequence[tuple[bytes, memoryview]], places: Sequence[tuple[int, int]]) -> None:
+    def _read(self, some: Sequence[tuple[bytes, Place]]) -> None:
         # Most values that are no Datums show it in the first one: nothing is read of the others then.
-        for first, last in ((0, 1), (1, len(some))):
-            if self._reader and first:
-                self._file.ask_for_ends(places[first:last])
-            for (key, value), (at, _) in zip(some[first:last], places[first:last], strict=True):
-                if self._reader is None:
-                    return
-                datum = self._reader.read(value)
+        for part in (some[:1], some[1:]):
+            self._file.ask_for_ends(place for _, place in part)
+            for key, place in part:
+                datum = self._reader.read(self._file.value(place)) if self._reader else None
                 if datum is None:
-                    self._is_none(key, at)
-                else:
-                    self._judge(key, datum, at)
-                    self._datums.append(datum)
+                    self._is_none(key, place.at)
+                    return
+                self._judge(key, datum, place.at)
+                self._datums.append(datum)
 
     def _is_none(self, key: bytes, at: int) -> None:
         where = f"{self._file.name}: byte {at:,}: the value of {shown(key)}"
