@@ -28,6 +28,15 @@ with environment.begin(buffers=True) as transaction:
 print(hashlib.sha256(repr(sorted(values.items())).encode()).hexdigest())
 """
 
+# torchvision's compiled operators may be of another build of torch than the one that is there; LSUN needs none.
+_LSUN = """
+import hashlib, sys, types
+sys.modules["torchvision._meta_registrations"] = types.ModuleType("torchvision._meta_registrations")
+from torchvision.datasets import LSUN
+for image, label in LSUN(sys.argv[1], classes=["bedroom_val"]):
+    print(image.size, hashlib.sha256(image.tobytes()).hexdigest(), label)
+"""
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -59,22 +68,25 @@ def test_several_processes_map_it_at_once(mount: MountFactory, root: Path) -> No
             assert reader.communicate(timeout=60)[0].strip() == expected
 
 
-def test_a_lock_cannot_be_had(mount: MountFactory, root: Path) -> None:
-    """Its file would be written to, though the environment is not."""
+def test_it_can_be_read_without_a_lock_file_and_not_written(mount: MountFactory, root: Path) -> None:
+    """On a read-only file system the library goes on without the lock that it was not forbidden to take."""
     point = mount(root).point / "values"
-    with pytest.raises(lmdb.Error, match="Read-only file system"):
-        lmdb.open(str(point), readonly=True)
+    with lmdb.open(str(point), readonly=True, lock=True) as environment, environment.begin() as transaction:
+        assert dict(transaction.cursor()) == read(root / "values")
     with pytest.raises(lmdb.Error, match="Read-only file system"):
         lmdb.open(str(point), lock=False)
 
 
-def test_torchvision_reads_lsun_as_on_the_source(
-    mount: MountFactory, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    datasets = pytest.importorskip("torchvision.datasets")
-    monkeypatch.chdir(tmp_path)  # it keeps a list of keys there
-    over = datasets.LSUN(str(mount(root).point), classes=["bedroom_val"])
-    plain = datasets.LSUN(str(root), classes=["bedroom_val"])
-    assert len(over) == len(plain) == 40
-    for (one, label), (other, other_label) in zip(over, plain, strict=True):
-        assert (one.tobytes(), label) == (other.tobytes(), other_label)
+def test_torchvision_reads_lsun_as_on_the_source(mount: MountFactory, root: Path, tmp_path: Path) -> None:
+    over, plain = (lsun(place, tmp_path / str(i)) for i, place in enumerate((mount(root).point, root)))
+    assert over == plain
+    assert len(over.splitlines()) == 40
+
+
+def lsun(root: Path, folder: Path) -> str:
+    """What torchvision reads; it keeps a list of keys in its working directory."""
+    folder.mkdir()
+    line = [sys.executable, "-c", _LSUN, str(root)]
+    done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
