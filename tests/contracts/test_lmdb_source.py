@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from deepiofs.dataset.sources import Solo, open_source
+from deepiofs.dataset.sources import Piece, Solo, open_source
 from deepiofs.dataset.sources.keynames import key_of, paths_of
 from deepiofs.dataset.sources.lmdb import LmdbSource
 from deepiofs.errors import SourceError
-from tests.contracts.sources import Contender, PackedContract, opened, read, scan, sizes_of
+from tests.contracts.sources import Contender, PackedContract, opened, read, row_of, scan, sizes_of
 from tests.sources.lmdbs import datum_of, image, write
 
 _PAGE = 4096
@@ -233,3 +233,23 @@ def test_an_index_holds_until_something_is_written_or_asked_for_otherwise(tmp_pa
     assert "taken as auto" in difference("db?plain")
     write_unseen(tmp_path / "db")
     assert "transaction 2, not 1" in difference("db")
+
+
+def test_many_small_values_are_read_by_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {b"%05d" % i: b"%d" % i * 600 for i in range(2000)}
+    source = LmdbSource(str(write(tmp_path / "db", values)))
+    manifest = scan(source)
+    buffers = {key: bytearray(len(value)) for key, value in values.items()}
+    requests = []
+    preadv = os.preadv
+
+    def counted(fd: int, parts: list[memoryview], at: int) -> int:
+        requests.append(sum(map(len, parts)))
+        return preadv(fd, parts, at)
+
+    monkeypatch.setattr(os, "preadv", counted)
+    pieces = [Piece(row_of(manifest, key), 0, memoryview(buffer)) for key, buffer in buffers.items()]
+    assert source.read_pieces(manifest, pieces) == [None] * len(pieces)
+    assert {key: bytes(buffer) for key, buffer in buffers.items()} == values
+    assert len(requests) == 1
+    assert requests[0] > 4 << 20

@@ -17,9 +17,10 @@ import signal
 import subprocess
 import sys
 
+import numpy as np
+
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources.containers import Container, LocalContainer, OpenContainer
-from deepiofs.dataset.sources.lmdbindex import unpack
 from deepiofs.dataset.sources.lmdbmap import Meta, check_length, place_reached, read_meta, shortage
 from deepiofs.dataset.sources.lmdbvalues import AUTO, DATUM, PLAIN
 from deepiofs.dataset.sources.records import RecordSource
@@ -129,7 +130,7 @@ def _found_by_child(path: str, how: str, short: str) -> Found:
         raise error_for(head["code"], head["error"])
     for note in head["notes"]:
         log.warning("%s", note)
-    return unpack(body)
+    return _unpacked(body)
 
 
 def _end(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -138,3 +139,13 @@ def _end(done: subprocess.CompletedProcess[bytes]) -> str:
         return f"reading it ended with {signal.Signals(-done.returncode).name}"
     said = done.stderr.decode(errors="replace").strip().splitlines()
     return f"reading it failed ({said[-1] if said else done.returncode})"
+
+
+def _unpacked(data: bytes) -> Found:
+    """What `lmdbindex.pack` has packed."""
+    n = int(np.frombuffer(data, "<u4", 1)[0])
+    lengths = np.frombuffer(data, "<u4", n, 4)
+    size, at = np.frombuffer(data, "<i8", 2 * n, 4 + 4 * n).reshape(2, n)
+    ends = 4 + 20 * n + np.cumsum(lengths, dtype=np.int64)
+    paths = [data[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
+    return Found(paths, size, at)

@@ -27,7 +27,6 @@ import numpy as np
 from deepiofs.dataset.sources.keynames import escaped, fitting
 from deepiofs.dataset.sources.lmdbmap import MappedFile, Place, place_reached
 from deepiofs.dataset.sources.lmdbvalues import PLAIN, Records, Values
-from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
 from deepiofs.errors import DeepiofsError, SourceError
 
@@ -136,16 +135,6 @@ def pack(found: Records) -> bytes:
     lengths = np.array([len(found.paths), *map(len, found.paths)], "<u4")
     arrays = (lengths, np.asarray(found.size, "<i8"), np.asarray(found.at, "<i8"))
     return b"".join([*(one.tobytes() for one in arrays), *found.paths])
-
-
-def unpack(data: bytes) -> Found:
-    """The opposite."""
-    n = int(np.frombuffer(data, "<u4", 1)[0])
-    lengths = np.frombuffer(data, "<u4", n, 4)
-    size, at = np.frombuffer(data, "<i8", 2 * n, 4 + 4 * n).reshape(2, n)
-    ends = 4 + 20 * n + np.cumsum(lengths, dtype=np.int64)
-    paths = [data[end - length : end] for end, length in zip(ends.tolist(), lengths.tolist(), strict=True)]
-    return Found(paths, size, at)
 
 
 def main() -> None:

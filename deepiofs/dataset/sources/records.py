@@ -26,7 +26,10 @@ from deepiofs.errors import DeepiofsError, SourceError
 
 # Reading on over a gap costs less than another request, up to about here.
 _GAP_BYTES = 64 << 10
-_RUN_BYTES = 8 << 20
+# More than the engine asks for at once, with the gaps: the last record would need a request of its own.
+_RUN_BYTES = 16 << 20
+# Above so many buffers (preadv's limit is 1,024) bytes are copied, as many requests cost more.
+_MOST_BUFFERS = 1024
 _CHECKED_BYTES = 1 << 20
 _THREADS = 4
 
@@ -152,7 +155,7 @@ class RecordSource(abc.ABC):
             buffers += (memoryview(bytearray(place.at - end)), place.buffer, after)
             end = place.at + len(place.buffer) + len(after)
         try:
-            n = layout.read(run[0].number, [buffer for buffer in buffers if len(buffer)], run[0].at)
+            n = _fill(layout, run[0].number, [buffer for buffer in buffers if len(buffer)], run[0].at)
         except (OSError, DeepiofsError) as error:
             return [error] * len(run)
         if n != end - run[0].at:
@@ -259,6 +262,19 @@ class _Place:
     at: int
     buffer: memoryview
     i: int
+
+
+def _fill(layout: Layout, number: int, buffers: Sequence[memoryview], at: int) -> int:
+    """Fill the buffers by one request."""
+    if len(buffers) <= _MOST_BUFFERS:
+        return layout.read(number, buffers, at)
+    scratch = memoryview(bytearray(sum(map(len, buffers))))
+    n = layout.read(number, [scratch], at)
+    begin = 0
+    for buffer in buffers:
+        buffer[:] = scratch[begin : begin + len(buffer)]
+        begin += len(buffer)
+    return n
 
 
 def _runs(places: list[_Place], after_bytes: int) -> Iterator[list[_Place]]:
