@@ -15,6 +15,8 @@ import functools
 import logging
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
 import trio
 
 from deepiofs.dataset.manifest import Manifest
@@ -33,6 +35,8 @@ _BATCH_BYTES = 8 << 20
 _BATCH_UNITS = 64
 # Of records, which are read many at once: more, to fill requests of some MiB with small ones.
 _BATCH_RECORDS = 4096
+# Of records, with one that somebody waits for: those behind it, which cost less than a request of their own later.
+_BESIDE_BYTES = 2 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,9 @@ class Loader:
         self._order = iter(own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
-        self._batch_units = _BATCH_RECORDS if isinstance(source, Packed) else _BATCH_UNITS
+        self._packed = isinstance(source, Packed)
+        self._batch_units = _BATCH_RECORDS if self._packed else _BATCH_UNITS
+        self._own = own.unit
         self._tries: collections.Counter[int] = collections.Counter()
         self._taken: set[int] = set()
         self._urgent: collections.deque[int] = collections.deque()
@@ -113,7 +119,8 @@ class Loader:
 
     def _next_batch(self) -> list[int]:
         if self._urgent:
-            return [self._urgent.popleft()]
+            urgent = self._urgent.popleft()
+            return [urgent, *self._beside(urgent)] if self._packed and self._in_order else [urgent]
         batch: list[int] = []
         size = 0
         while self._in_order and size < _BATCH_BYTES and len(batch) < self._batch_units:
@@ -125,6 +132,33 @@ class Loader:
                 batch.append(unit)
                 size += int(self._units.size[unit])
         return batch
+
+    def _beside(self, unit: int) -> list[int]:
+        """Units that lie behind one in the source and are not taken; they are now."""
+        beside: list[int] = []
+        size = int(self._units.size[unit])
+        at = self._position(unit) + 1
+        while at < len(self._own) and size < _BESIDE_BYTES and len(beside) < self._batch_units:
+            other = self._own[at]
+            if other in self._taken:
+                break
+            size += int(self._units.size[other])
+            self._taken.add(other)
+            beside.append(other)
+            at += 1
+        return beside
+
+    def _position(self, unit: int) -> int:
+        """Where an own unit is in the source's order."""
+        by_number, order = self._by_number
+        return int(order[np.searchsorted(by_number, unit)])
+
+    @functools.cached_property
+    def _by_number(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Own units, ascending, and where each is in the source's order."""
+        own = np.asarray(self._own, np.int64)
+        order = np.argsort(own)
+        return own[order], order
 
     async def _load(self, batch: Batch, nursery: trio.Nursery) -> None:
         """Return when the slot is free: the batch is read, or its thread hangs and is left alone."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,14 +29,16 @@ _LAST = struct.Struct("<QQ")
 _LAST_AT = 136
 _META_FLAG, _MAGIC, _VERSION = 0x08, 0xBEEFC0DE, 1
 _PAGE_SIZES = tuple(256 << i for i in range(9))
-# A value up to here is asked for as a whole when its ends are wanted.
-_SMALL_BYTES = 64 << 10
+# Reading on over a gap costs less than another request, up to about here.
+_GAP_BYTES = 64 << 10
 _PLACE = struct.Struct("<q")
 # Before a key: size of the value, in two halves, flags, size of the key. Behind it the value, or, if it is large, the
 # number of its first page, on which it comes behind the head.
 _NODE = struct.Struct("<HHHH")
 _PAGE_NUMBER = struct.Struct("<Q")
 _PAGE_HEAD_BYTES = 16
+# In the head of a page: where the numbers end that tell where its nodes are.
+_LOWER, _LOWER_AT = struct.Struct("<H"), 12
 _ON_OWN_PAGES, _DATABASE = 0x01, 0x02
 
 
@@ -110,6 +112,7 @@ class MappedFile:
         self._bytes = memoryview(self._map)
         self._progress = progress
         self._base: int | None = None
+        self._asked = -1
         self.meta = self.read_meta()
 
     def read_meta(self) -> Meta:
@@ -132,6 +135,7 @@ class MappedFile:
     def place_behind(self, key: memoryview) -> Place:
         """Where the value of a key of the library lies. SourceError if that is not in the file."""
         at = self.place_of(key).at
+        self._ask_ahead(at)
         low, high, flags, length = self._read(_NODE, at - _NODE.size)
         if length != len(key):
             raise SourceError(f"{self.name}: byte {at:,}: a key of {len(key)} bytes claims {length}: damaged")
@@ -140,12 +144,45 @@ class MappedFile:
             at = self._read(_PAGE_NUMBER, at)[0] * self.meta.page + _PAGE_HEAD_BYTES
         return self._checked(at, size, bool(flags & _DATABASE))
 
-    def ask_for_ends(self, places: Iterable[Place]) -> None:
-        """Have the kernel read the first and last pages of values: many requests at once."""
-        for at, size, _ in places:
-            ends = ((at, size),) if size <= _SMALL_BYTES else ((at, 1), (at + size - 1, 1))
-            for begin, length in ends:
-                os.posix_fadvise(self._fd, begin, length, os.POSIX_FADV_WILLNEED)
+    def _ask_ahead(self, at: int) -> None:
+        """Have the kernel read what the nodes of a page with keys lead to, when the first of its keys is seen.
+
+        The first page of a large value, which the library touches as it walks, and the last, which the reader of
+        Datums looks at; that of one mostly adjoins the first of the next. All are asked for at once: one by one, each
+        would be waited for.
+        """
+        page = at // self.meta.page
+        if page == self._asked:
+            return
+        self._asked = page
+        begin = end = 0
+        for first, last in sorted(self._ends_of_values(page * self.meta.page)):
+            for at in (first, last):
+                if at - end > _GAP_BYTES:
+                    self._ask(begin, end)
+                    begin = at
+                end = at + 1
+        self._ask(begin, end)
+
+    def _ask(self, begin: int, end: int) -> None:
+        if end > begin:
+            os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def _ends_of_values(self, page: int) -> Iterator[tuple[int, int]]:
+        """First and last bytes of the large values of a page with keys; damage is not its business."""
+        try:
+            (lower,) = _LOWER.unpack_from(self._map, page + _LOWER_AT)
+            count = max(0, min(lower, self.meta.page) - _PAGE_HEAD_BYTES) // 2
+            for node in struct.unpack_from(f"<{count}H", self._map, page + _PAGE_HEAD_BYTES):
+                low, high, flags, length = _NODE.unpack_from(self._map, page + node)
+                if flags & _ON_OWN_PAGES:
+                    (number,) = _PAGE_NUMBER.unpack_from(self._map, page + node + _NODE.size + length)
+                    first = number * self.meta.page
+                    last = first + _PAGE_HEAD_BYTES + (low | high << 16) - 1
+                    if last < len(self._bytes):
+                        yield first, last
+        except struct.error:
+            return
 
     def _read(self, form: struct.Struct, at: int) -> tuple[int, ...]:
         self._checked(at, form.size)

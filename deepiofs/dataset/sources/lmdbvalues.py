@@ -71,16 +71,13 @@ class Values:
         return self._records
 
     def _read(self, some: Sequence[tuple[bytes, Place]]) -> None:
-        # Most values that are no Datums show it in the first one: nothing is read of the others then.
-        for part in (some[:1], some[1:]):
-            self._file.ask_for_ends(place for _, place in part)
-            for key, place in part:
-                datum = self._reader.read(self._file.value(place)) if self._reader else None
-                if datum is None:
-                    self._is_none(key, place.at)
-                    return
-                self._judge(key, datum, place.at)
-                self._datums.append(datum)
+        for key, place in some:
+            datum = self._reader.read(self._file.value(place)) if self._reader else None
+            if datum is None:
+                self._is_none(key, place.at)
+                return
+            self._judge(key, datum, place.at)
+            self._datums.append(datum)
 
     def _is_none(self, key: bytes, at: int) -> None:
         where = f"{self._file.name}: byte {at:,}: the value of {shown(key)}"
