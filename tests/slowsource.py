@@ -90,8 +90,10 @@ class SlowSource:
 
 
 @contextlib.contextmanager
-def slow_source(rate: int, content_bytes: int) -> Iterator[SlowSource]:
+def slow_source(rate: int, content_bytes: int, requests: int = 0) -> Iterator[SlowSource]:
     """A `SlowSource` of `rate` bytes/s with room for so many bytes in files of 100 KB and more; empty, and writable.
+
+    requests: how many requests it answers in a second, as a disk does; 0: as many as come.
 
     Its processes have to end before the block does; one that has not is moved out of the group, and its hold on the
     file system ends with it.
@@ -109,6 +111,8 @@ def slow_source(rate: int, content_bytes: int) -> Iterator[SlowSource]:
         number = os.stat(device).st_rdev
         name = f"{os.major(number)}:{os.minor(number)}"
         (group / "blkio.throttle.read_bps_device").write_text(f"{name} {rate}\n")
+        if requests:
+            (group / "blkio.throttle.read_iops_device").write_text(f"{name} {requests}\n")
         yield SlowSource(root, rate, group, name)
 
 

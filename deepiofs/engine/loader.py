@@ -9,6 +9,7 @@ one batch has it, or `_urgent`, or a pause before it is tried again; `_waiting` 
 
 from __future__ import annotations
 
+import bisect
 import collections
 import dataclasses
 import functools
@@ -35,6 +36,8 @@ _BATCH_BYTES = 8 << 20
 _BATCH_UNITS = 64
 # Of records, which are read many at once: more, to fill requests of some MiB with small ones.
 _BATCH_RECORDS = 4096
+# Of records, with one that somebody waits for: those behind it, which cost less than a request of their own later.
+_BESIDE_BYTES = 2 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +62,10 @@ class Loader:
         self._order = map(int, own.unit)
         self._returned: collections.deque[int] = collections.deque()  # before what is left of `_order`
         self._in_order = False
-        self._batch_units = _BATCH_RECORDS if manifest.is_packed else _BATCH_UNITS
+        self._packed = manifest.is_packed
+        self._batch_units = _BATCH_RECORDS if self._packed else _BATCH_UNITS
+        self._own = own.unit
+        self._source_at = manifest.columns["source_at"].data
         self._tries: collections.Counter[int] = collections.Counter()
         self._taken = bytearray(len(units.size))
         self._urgent: collections.deque[int] = collections.deque()
@@ -115,7 +121,8 @@ class Loader:
 
     def _next_batch(self) -> list[int]:
         if self._urgent:
-            return [self._urgent.popleft()]
+            urgent = self._urgent.popleft()
+            return [urgent, *self._beside(urgent)] if self._packed and self._in_order else [urgent]
         batch: list[int] = []
         size = 0
         while self._in_order and size < _BATCH_BYTES and len(batch) < self._batch_units:
@@ -127,6 +134,29 @@ class Loader:
                 batch.append(unit)
                 size += int(self._units.size[unit])
         return batch
+
+    def _beside(self, unit: int) -> list[int]:
+        """Units that lie behind one in the source and are not taken; they are now."""
+        beside: list[int] = []
+        size = int(self._units.size[unit])
+        at = self._position(unit) + 1
+        while at < len(self._own) and size < _BESIDE_BYTES and len(beside) < self._batch_units:
+            other = int(self._own[at])
+            if self._taken[other]:
+                break
+            size += int(self._units.size[other])
+            self._taken[other] = True
+            beside.append(other)
+            at += 1
+        return beside
+
+    def _position(self, unit: int) -> int:
+        """Where an own unit is in the source's order."""
+        return bisect.bisect_left(self._own, self._place_in_source(unit), key=self._place_in_source)
+
+    def _place_in_source(self, unit: int) -> tuple[int, int]:
+        """Extents of one record have one place, and are in the order of their numbers."""
+        return self._source_at[self._units.row[unit]], int(unit)
 
     async def _load(self, batch: Batch, nursery: trio.Nursery) -> None:
         """Return when the slot is free: the batch is read, or its thread hangs and is left alone."""

@@ -1,0 +1,1 @@
+"""Mounts of datasets that are no directories."""

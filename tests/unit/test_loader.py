@@ -6,13 +6,16 @@ import contextlib
 import errno
 import logging
 from collections import Counter as Count
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 import trio
 import trio.testing
 
+from deepiofs.dataset.manifest import Manifest
+from deepiofs.dataset.sources import Piece
 from deepiofs.engine.loader import WORKERS, Loader
+from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import EXTENT_BYTES
 from deepiofs.memory.store import BROKEN, EMPTY, LOADED, Store, genuine
@@ -341,3 +344,40 @@ async def test_what_is_needed_is_loaded_before_the_rest() -> None:
             read = [path for path, _, _ in loading.source.reads]
             # What one worker may have begun meanwhile; the other seven are held.
             assert read.index(b"1999") <= WORKERS + 2 * 64
+
+
+class Together(MemorySource):
+    """Reads many files at once, and tells which."""
+
+    def __init__(self, files: dict[bytes, bytes]) -> None:
+        super().__init__(files)
+        self.together: list[list[int]] = []
+
+    def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[OSError | DeepiofsError | None]:
+        self.together.append([piece.row for piece in pieces])
+        for piece in pieces:
+            file = self.open(manifest, piece.row)
+            file.read_into(piece.buffer, piece.at)
+            file.close()
+        return [None] * len(pieces)
+
+
+@in_trio
+async def test_a_record_that_is_needed_brings_those_behind_it() -> None:
+    loading = Loading({b"%02d" % i: bytes([i]) * (500 << 10) for i in range(40)})
+    source = Together({path: data for path, (data, _) in loading.source.files.items()})
+    loading.dataset.source = source
+    loader = loading.dataset.loader(loading.own, loading.store, loading.board)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(loader.load_all)
+        await trio.testing.wait_all_tasks_blocked()
+        for unit in (30, 32, 9):
+            nursery.start_soon(loader.need, unit)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(loader.run)
+        await loader.finished.wait()
+        nursery.cancel_scope.cancel()
+    rows = loading.dataset.units.row.tolist()
+    first = sorted(source.together[:3])
+    assert first == [rows[9:14], rows[30:32], rows[32:37]]
+    assert sorted(row for batch in source.together for row in batch) == rows

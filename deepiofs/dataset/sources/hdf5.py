@@ -28,7 +28,7 @@ from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, SourceFile
 from deepiofs.dataset.sources.containers import Container, OpenContainer
 from deepiofs.dataset.sources.hdf5readers import Readers
-from deepiofs.dataset.sources.records import Layout, Outcome, RecordSource, _Place, _runs
+from deepiofs.dataset.sources.records import Layout, Outcome, RecordSource, Place, runs
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
 from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
@@ -102,20 +102,20 @@ class Hdf5Source(RecordSource):
     def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[Outcome]:
         layout = self.layout(manifest)
         outcomes: list[Outcome] = [None] * len(pieces)
-        direct: list[_Place] = []
+        direct: list[Place] = []
         blocked: list[tuple[int, str, int, int, memoryview, Dataset]] = []
         for i, (row, at, buffer) in enumerate(pieces):
             number, dataset, begin = self._place(layout, row)
             rest = fill_header(dataset, buffer, at)
             begin += max(0, at - len(dataset.header))
             if dataset.offset is not None and len(rest):
-                direct.append(_Place(number, dataset.offset + begin, rest, i))
+                direct.append(Place(number, dataset.offset + begin, rest, i))
             else:
                 blocked.append((number, dataset.path, begin, i, rest, dataset))
-        for run in _runs(direct, 0):
-            for place, outcome in zip(run, self._read_run(layout, run), strict=True):
+        for run in runs(direct, 0):
+            for place, outcome in zip(run, self.read_run(layout, run), strict=True):
                 again = isinstance(outcome, OSError) and len(run) > 1
-                outcomes[place.i] = self._read_alone(manifest, pieces[place.i]) if again else outcome
+                outcomes[place.i] = self.read_alone(manifest, pieces[place.i]) if again else outcome
         blocked.sort(key=lambda one: one[:4])
         for number, _, begin, i, rest, dataset in blocked:
             outcomes[i] = _outcome(self._fill_blocks, layout, number, dataset, begin, rest)

@@ -25,9 +25,12 @@ from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
 
 # Reading on over a gap costs less than another request, up to about here.
 _GAP_BYTES = 64 << 10
-_RUN_BYTES = 8 << 20
+# More than the engine asks for at once, with the gaps: the last record would need a request of its own.
+_RUN_BYTES = 16 << 20
 # Below this mean distance records are read as one piece and copied: of 200 bytes in 6.9 us of CPU instead of 10.8.
 _COPIED_BYTES = 4 << 10
+# So many buffers would need several requests (preadv's limit is 1,024): then, too.
+_MOST_TOGETHER = 512
 _CHECKED_BYTES = 1 << 20
 _THREADS = 4
 
@@ -58,7 +61,7 @@ class RecordSource(abc.ABC):
         """The records of a container. SourceError, naming it and the byte, if it is not what it should be."""
 
     def open_container(self, container: Container, details: Any) -> OpenContainer:
-        """A container to read records from, as `index` said of it in `details`."""
+        """A container that was indexed. details: its `Found.details`. SourceChangedError, OSError as `Shards.open`."""
         return self.shards.open(container)
 
     def verify(self, chunks: Iterable[memoryview], after: memoryview, where: str) -> None:
@@ -153,7 +156,7 @@ class RecordSource(abc.ABC):
         """One request for records of one container that lie close to each other."""
         begin = run[0].at
         end = run[-1].at + len(run[-1].buffer) + self.after_bytes
-        small = end - begin < len(run) * _COPIED_BYTES
+        small = end - begin < len(run) * _COPIED_BYTES or len(run) > _MOST_TOGETHER
         try:
             filled = self._copy_run(layout, run, end) if small else self._fill_run(layout, run, end)
         except (OSError, DeepiofsError) as error:
