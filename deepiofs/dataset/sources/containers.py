@@ -112,16 +112,14 @@ class LocalShards:
         return LocalContainer(os.path.join(self.root, container.name), container)
 
     def _names(self) -> Iterator[str]:
-        if os.path.isdir(self._name):
-            yield from self._names_below()
-        elif os.path.exists(self._name):
-            yield os.path.basename(self._name)
-        else:
-            for path in self._paths_like():
+        for path in [self._name] if os.path.exists(self._name) else self._paths_like():
+            if os.path.isdir(path):
+                yield from self._names_below(path)
+            else:
                 yield os.path.relpath(path, self.root)
 
-    def _names_below(self) -> Iterator[str]:
-        for folder, folders, names in os.walk(self._name, onerror=_refuse, followlinks=True):
+    def _names_below(self, directory: str) -> Iterator[str]:
+        for folder, folders, names in os.walk(directory, onerror=_refuse, followlinks=True):
             # A link to a directory above would be walked for ever.
             here = os.path.realpath(folder) + "/"
             folders[:] = [
@@ -139,7 +137,7 @@ class LocalShards:
             raise SourceError(f"source {self._name}: it stands for too many; write it with *") from None
         for pattern in patterns:
             if _MAGIC & set(pattern):
-                yield from filter(os.path.isfile, glob.glob(pattern, flags=_GLOB))
+                yield from glob.glob(pattern, flags=_GLOB)
             elif os.path.exists(pattern) or len(patterns) > 1:
                 yield pattern
 

@@ -28,7 +28,7 @@ from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, SourceFile
 from deepiofs.dataset.sources.containers import Container, OpenContainer
 from deepiofs.dataset.sources.hdf5readers import Readers
-from deepiofs.dataset.sources.records import Layout, Outcome, RecordSource, Place, runs
+from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource, runs
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
 from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError

@@ -47,8 +47,7 @@ class LmdbSource(RecordSource):
         if is_url(path):
             raise SourceError(f"source {path}: an LMDB is mapped, and has to lie on a file system")
         self._is_file = os.path.isfile(path)
-        # A pattern that means directories means what they hold.
-        super().__init__(path if os.path.exists(path) or not set("*[{") & set(path) else f"{path}{{,/{_DATA}}}")
+        super().__init__(path)
 
     def index(self, container: Container, opened: OpenContainer) -> Found:
         path = os.path.join(self.shards.root, container.name)
