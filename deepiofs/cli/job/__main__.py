@@ -50,7 +50,12 @@ def _run(args: argparse.Namespace) -> int:
     state.begin(mountpoint, made=_made(mountpoint))
     guard = Guard(f"{args.job}.{args.node}", mountpoint, args.end_timeout)
     secret = read_key(args.secret)
-    code = _keep(args, mountpoint, secret, dict(os.environ), lambda failed: _write(args.outcome, failed))
+
+    def report(failed: Mapping[str, str]) -> None:
+        state.settled()
+        _write(args.outcome, failed)
+
+    code = _keep(args, mountpoint, secret, dict(os.environ), report)
     guard.dismiss()
     return code
 
@@ -77,6 +82,7 @@ def _start(args: argparse.Namespace) -> int:
     os.close(writing)
     state.keeper(child)
     failed = _heard(reading, args)
+    state.settled()
     _print(failed)
     if failed:
         _reap(child, args.end_timeout)
@@ -139,6 +145,10 @@ class _State:
         if made:
             (self._folder / "made").touch()
         self.keeper(os.getpid())
+
+    def settled(self) -> None:
+        """What MPI made to start with has been made."""
+        (self._folder / "settled").touch()
 
     def keeper(self, pid: int) -> None:
         """With the time of its start, as numbers of processes come again."""
