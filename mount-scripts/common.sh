@@ -30,6 +30,8 @@ load_settings() {
     if [[ $way == site ]]; then
         : "${setting[LOG_DIR]:=/var/log/deepiofs}" "${setting[STATE_DIR]:=/run/deepiofs}"
     else
+        # The site's folders are root's.
+        [[ -n ${DEEPIOFS_CONF:-} ]] || setting[LOG_DIR]='' setting[STATE_DIR]=''
         for name in "${!setting[@]}"; do
             variable=DEEPIOFS_$name
             [[ -z ${!variable+set} ]] || setting[$name]=${!variable}

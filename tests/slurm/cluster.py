@@ -122,7 +122,13 @@ class Slurm:
         self.wait_idle()
 
     def _make_folders(self) -> None:
-        for name in ("state", "log", "run", "munge", *(f"{host}/{part}" for host in HOSTS for part in ("spool", "tmp"))):
+        for name in (
+            "state",
+            "log",
+            "run",
+            "munge",
+            *(f"{host}/{part}" for host in HOSTS for part in ("spool", "tmp")),
+        ):
             (self.base / name).mkdir(parents=True)
         shutil.chown(self.base / "state", "slurm")
         shutil.chown(self.base / "munge", "munge", "munge")
