@@ -17,7 +17,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ _UIDS = {USER: 42420, OTHER: 42421}
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 _ROOT = Path(__file__).parents[2]
 _READY_S = 60.0
+_LOOK_S = 0.2
 
 _SLURM_CONF = """\
 ClusterName=lab
@@ -148,7 +150,7 @@ class Slurm:
             os.chown(home, uid, uid)
 
     def _make_python(self) -> None:
-        """An environment with this repository's deepiofs in it, whatever PYTHONPATH says: root's scripts pass it over."""
+        """An environment with this repository's deepiofs in it: root's scripts pass PYTHONPATH over."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(self.base / "venv")], check=True)
         places = f"{_ROOT}\n{sysconfig.get_path('purelib')}\n"
         (next((self.base / "venv/lib").glob("python*/site-packages")) / "deepiofs.pth").write_text(places)
@@ -197,15 +199,13 @@ class Slurm:
         if done.returncode:
             raise RuntimeError(f"{' '.join(argv)} on {host}: {said}")
 
-    def command(self, *argv: str, user: str = USER, environment: Mapping[str, str] | None = None) -> str:
+    def command(self, *argv: str, user: str = USER) -> str:
         """What a client command of Slurm prints, run by the user where users are; it must succeed."""
         who = [f"--reuid={user}", f"--regid={user}", "--init-groups"] if user != "root" else []
         home = self.base / "home" / user if user != "root" else self.base
-        done = self.lab.run(
-            HEAD, ["setpriv", *who, *argv],
-            env={"PATH": "/usr/bin:/bin", "HOME": str(home), "USER": user, "SLURM_CONF": str(self.conf), **(environment or {})},
-            cwd=home, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+        environment = {"PATH": "/usr/bin:/bin", "HOME": str(home), "USER": user, "SLURM_CONF": str(self.conf)}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        done = self.lab.run(HEAD, ["setpriv", *who, *argv], env=environment, cwd=home, **streams)
         out, err = done.communicate(timeout=_READY_S)
         assert done.returncode == 0, f"{argv}: {out}{err}"
         return str(out)
@@ -225,6 +225,7 @@ class Slurm:
         """All epilogs have run."""
 
         def idle() -> bool:
+            time.sleep(_LOOK_S)
             try:
                 return self.states() == ["idle"] * len(HOSTS)
             except AssertionError:  # the controller is not up yet

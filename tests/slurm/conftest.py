@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import random
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tests.slurm.cluster import USER, Slurm
 _FILES, _BYTES = 200, 20_000
 _OVER = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"}
 _END_S = 90.0
+_LOOK_S = 0.3
 WAYS = ("batch", "site")
 
 
@@ -44,7 +46,7 @@ class Job:
         """Return when the tasks of both nodes have read all files so many more times."""
         had = {host: self._rounds(host) for host in HOSTS}
         wait_until(
-            lambda: self.state() in _OVER or all(self._rounds(host) >= had[host] + rounds for host in HOSTS),
+            seldom(lambda: self.state() in _OVER or all(self._rounds(host) >= had[host] + rounds for host in HOSTS)),
             lambda: f"rounds on both nodes: {self.output()}\n{self.slurm.logs()}",
         )
         assert self.state() == "RUNNING", self.output() + self.slurm.logs()
@@ -59,7 +61,8 @@ class Job:
 
     def wait_over(self, deadline_s: float = _END_S) -> str:
         """The state in which it ended, once all epilogs have run."""
-        wait_until(lambda: self.state() in _OVER, lambda: f"the end of {self.number}: {self.slurm.logs()}", deadline_s)
+        over = seldom(lambda: self.state() in _OVER)
+        wait_until(over, lambda: f"the end of {self.number}: {self.slurm.logs()}", deadline_s)
         self.slurm.wait_idle()
         return self.state()
 
@@ -83,6 +86,16 @@ def slurm() -> Iterator[Slurm]:
         yield cluster
 
 
+def seldom(condition: Callable[[], bool]) -> Callable[[], bool]:
+    """The same condition, asked a few times a second at most: each look starts a program, and processors are few."""
+
+    def asked() -> bool:
+        time.sleep(_LOOK_S)
+        return condition()
+
+    return asked
+
+
 def _make_dataset(folder: Path) -> None:
     generator = random.Random(7)
     for number in range(_FILES):
@@ -97,7 +110,9 @@ def submit(slurm: Slurm) -> Iterator[Submit]:
     jobs: list[Job] = []
     counter = itertools.count()
 
-    def start(way: str, *options: str, source: Path | None = None, stop: bool = False, mount_options: str = "") -> Job:
+    def start(
+        way: str, *options: str, source: Path | None = None, stop: bool = False, mount_options: str = "", by: str = ""
+    ) -> Job:
         home = slurm.base / "home" / USER
         number = next(counter)
         signs, mountpoint = home / f"signs{number}-{way}", home / f"data{number}-{way}"
@@ -107,7 +122,7 @@ def submit(slurm: Slurm) -> Iterator[Submit]:
         signs.chmod(0o777)
         source = source or slurm.base / "dataset"
         script = home / f"job{number}-{way}.sh"
-        script.write_text(_script(slurm, way, source, mountpoint, signs))
+        script.write_text(_script(slurm, way, source, mountpoint, f"{signs} {by}"))
         comment = [f"--comment=deepiofs {source} {mountpoint} {mount_options}"] if way == "site" else []
         said = slurm.command("sbatch", "--parsable", "-N2", "-n2", "-o%j.out", *comment, *options, str(script))
         jobs.append(Job(slurm, said.strip(), signs, mountpoint))
@@ -122,9 +137,9 @@ def submit(slurm: Slurm) -> Iterator[Submit]:
     slurm.wait_idle()
 
 
-def _script(slurm: Slurm, way: str, source: Path, mountpoint: Path, signs: Path) -> str:
-    reader = Path(__file__).with_name("read_with_torch.py")
-    train = f"srun --overlap {slurm.base}/venv/bin/python {reader} {mountpoint} {slurm.base / 'dataset'} {signs}"
+def _script(slurm: Slurm, way: str, source: Path, mountpoint: Path, last: str) -> str:
+    reader = Path(__file__).with_name("reader.py")
+    train = f"srun --overlap {slurm.base}/venv/bin/python {reader} {mountpoint} {slurm.base / 'dataset'} {last}"
     if way == "site":
         return f"#!/bin/bash\n{train}\n"
     return f"""#!/bin/bash

@@ -22,7 +22,7 @@ both_ways = pytest.mark.parametrize("way", WAYS)
 def test_a_job_reads_the_dataset_with_pytorch_through_mounts_on_both_nodes(
     slurm: Slurm, submit: Submit, way: str
 ) -> None:
-    job = submit(way, stop=True)
+    job = submit(way, stop=True, by="torch")
     assert job.wait_over() == "COMPLETED", job.output() + slurm.logs()
     for host in HOSTS:
         assert f"{host}: 200 files right" in job.output()
