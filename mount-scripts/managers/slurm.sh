@@ -13,7 +13,7 @@ manager_nodes() {
 # A step beside the job's own. --mpi=none: the ranks find each other by themselves. -K0: the loss of one is not the
 # others' end.
 manager_launch() {
-    exec srun --overlap --mpi=none --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --nodes="${#nodes[@]}" \
+    exec srun --quiet --overlap --mpi=none --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --nodes="${#nodes[@]}" \
         --ntasks="${#nodes[@]}" --ntasks-per-node=1 --job-name=deepiofs "$@"
 }
 
