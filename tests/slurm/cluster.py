@@ -18,7 +18,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,6 +30,7 @@ _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv")
 _ROOT = Path(__file__).parents[2]
 _READY_S = 60.0
 _LOOK_S = 0.2
+_LOGS, _TAIL = 8, 1500
 
 _SLURM_CONF = """\
 ClusterName=lab
@@ -120,8 +120,14 @@ class Slurm:
         self._daemon(HEAD, "slurmctld", "-c", "-D")
         for host in HOSTS:
             self._checked(host, "sh", "-c", reachable_by_all())
+            self._checked(host, "mount", "--bind", str(self._tmp(host)), "/tmp")
             self._daemon(host, "slurmd", "-D", "-N", host)
         self.wait_idle()
+
+    def _tmp(self, host: str) -> Path:
+        """What a node has as /tmp; the machine's own, if this Python or this repository lies there."""
+        needed = [sys.prefix, sys.base_prefix, str(_ROOT)]
+        return Path("/tmp") if any(path.startswith("/tmp/") for path in needed) else self.base / host / "tmp"
 
     def _make_folders(self) -> None:
         for name in (
@@ -255,15 +261,14 @@ class Slurm:
         for host in HOSTS:
             found += [f"{host}: process {pid}" for pid in self.processes(host, "deepiofs.")]
             found += [f"{host}: /dev/shm/{name}" for name in self.on(host, "ls", "/dev/shm").stdout.split()]
-        folders = [self.base / "run", *Path("/tmp").glob(f"deepiofs-{_UIDS[USER]}")]
-        return found + [str(path) for folder in folders for path in folder.iterdir()]
+        found += [str(path) for path in (self.base / "run").iterdir()]
+        return found + [str(path) for host in HOSTS for path in self._tmp(host).glob(f"deepiofs-{_UIDS[USER]}")]
 
     def logs(self) -> str:
-        """All that the daemons and the scripts have to say."""
-        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-4000:]}" for file in self._log_files())
-
-    def _log_files(self) -> Sequence[Path]:
-        return sorted([*(self.base / "log").iterdir(), *(self.base / "home").glob("*/*.out")])
+        """What the daemons and the scripts had to say last."""
+        files = [*(self.base / "log").iterdir(), *(self.base / "home").glob("*/*.out")]
+        last = sorted(files, key=lambda file: file.stat().st_mtime)[-_LOGS:]
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-_TAIL:]}" for file in last)
 
     def close(self) -> None:
         """Stop it all, and remove it."""

@@ -138,8 +138,8 @@ def submit(slurm: Slurm) -> Iterator[Submit]:
 
 
 def _script(slurm: Slurm, way: str, source: Path, mountpoint: Path, last: str) -> str:
-    reader = Path(__file__).with_name("reader.py")
-    train = f"srun --overlap --kill-on-bad-exit {slurm.base}/venv/bin/python {reader} {mountpoint} {slurm.base / 'dataset'} {last}"
+    reader = f"{slurm.base}/venv/bin/python {Path(__file__).with_name('reader.py')}"
+    train = f"srun --overlap --kill-on-bad-exit {reader} {mountpoint} {slurm.base / 'dataset'} {last}"
     if way == "site":
         return f"#!/bin/bash\n{train}\n"
     return f"""#!/bin/bash
