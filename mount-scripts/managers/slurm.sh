@@ -17,10 +17,17 @@ manager_launch() {
         --ntasks="${#nodes[@]}" --ntasks-per-node=1 --job-name=deepiofs "$@"
 }
 
-# The job, not the node, is at fault: a Prolog that exits with an error would drain it.
+# The job, not the node, is at fault: a Prolog that exits with an error would drain it. A TaskProlog fails the job's
+# first task, and writes why into the job's output; without one the job is cancelled, and has no output.
 manager_terminate() {
     scontrol update JobId="$SLURM_JOB_ID" AdminComment="$1"
-    scancel "$SLURM_JOB_ID"
+    has_taskprolog || scancel "$SLURM_JOB_ID"
+}
+
+has_taskprolog() {
+    local file
+    file=$(scontrol show config | sed -n 's/^TaskProlog *= *//p')
+    [[ $file == */deepiofs-taskprolog ]] || grep -qs deepiofs-taskprolog "$file"
 }
 
 manager_owner() {

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.launchers import installed_launchers
-from tests.mounts import DEADLINE_S, HERE, Place, is_running, no_process_left, nothing_left, wait_until
+from tests.mounts import DEADLINE_S, HERE, Place, is_running, no_process_left, nothing_left, parent_of, wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "mount-scripts"
 _FILES = 40
@@ -69,11 +70,15 @@ class Job:
         mark = f"DEEPIOFS_TEST_MARK={self.environment['DEEPIOFS_TEST_MARK']}"
         return mark.encode() in environ.read_bytes().split(b"\0")
 
-    def kill(self, word: str, number: int = -1) -> None:
-        """SIGKILL to one of them."""
-        victim = self.processes(word)[number]
-        os.kill(victim, 9)
-        wait_until(lambda: not is_running(victim), f"{word} ended")
+    def keepers(self) -> list[int]:
+        """The mounts' parents; there are also guards of the same command line."""
+        return [parent_of(pid) for pid in self.processes("deepiofs.cli.main mount")]
+
+    def kill(self, *victims: int) -> None:
+        """SIGKILL."""
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, victims)), f"{victims} ended")
 
 
 @pytest.fixture

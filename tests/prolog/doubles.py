@@ -43,6 +43,14 @@ remotely "$1" LSB_JOBID="$LSB_JOBID" LSB_MCPU_HOSTS="$LSB_MCPU_HOSTS" "${@:2}"
 """,
     "bkill": """[[ $# == 1 && $1 =~ ^[0-9]+(\\[[0-9]+\\])?$ ]] || refuse "$1: Illegal job ID"
 """,
+    "scontrol": """case "$*" in
+    "update JobId="*" AdminComment="*) ;;
+    "show config") echo "TaskProlog              = $TASKPROLOG" ;;
+    *) refuse "invalid entity: $*" ;;
+esac
+""",
+    "scancel": """[[ $# == 1 && $1 =~ ^[0-9]+$ ]] || refuse "Invalid job id $*"
+""",
     "flux": """needs FLUX_URI
 case "$*" in
     "getattr jobid") echo f2Bxyz ;;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.mounts import _on_host, wait_until
+from tests.mounts import _on_host, is_running, wait_until
 from tests.prolog.conftest import SCRIPTS, Begin, Job
 
 pytestmark = [pytest.mark.mounted, pytest.mark.mpi, pytest.mark.lab]
@@ -83,10 +84,11 @@ def test_a_node_that_does_not_answer_is_named_when_the_time_is_over(job: Job, tm
     assert job.mounted() == []
 
 
-@pytest.mark.parametrize("victim", ["deepiofs.cli.main mount", "deepiofs.engine", "deepiofs.cli.job"])
+@pytest.mark.parametrize("victim", ["mount", "engine", "keeper"])
 def test_the_epilog_clears_up_after_what_was_killed_and_the_next_job_works(job: Job, victim: str) -> None:
     assert job.prolog().returncode == 0
-    job.kill(victim)
+    words = {"mount": "deepiofs.cli.main mount", "engine": "deepiofs.engine"}
+    job.kill((job.processes(words[victim]) if victim in words else job.keepers())[-1])
     job.epilog()
     assert job.prolog().returncode == 0
     assert differences(job, 0) == ""
@@ -96,11 +98,18 @@ def test_the_epilog_clears_up_after_what_was_killed_and_the_next_job_works(job: 
 def test_all_goes_when_the_prolog_s_launcher_and_the_nodes_processes_are_killed_at_once(job: Job) -> None:
     """As by a scheduler's SIGKILL: a guard of its own session clears up, without an epilog."""
     assert job.prolog().returncode == 0
-    for word in ("deepiofs.cli.job", "remote-shell"):
-        while len(job.processes(word)) > (2 if word == "deepiofs.cli.job" else 0):  # the guards
-            job.kill(word, 0 if word == "deepiofs.cli.job" else -1)
+    job.kill(*job.processes("nsenter"), *job.keepers())
     wait_until(lambda: job.mounted() == [], "the mounts are gone")
     job.epilog()
+
+
+def test_the_epilog_ends_what_hangs(job: Job) -> None:
+    assert job.prolog(DEEPIOFS_END_TIMEOUT="1").returncode == 0
+    mounts, keepers = job.processes("deepiofs.cli.main mount"), job.keepers()
+    for pid in (mounts[0], keepers[1]):
+        os.kill(pid, signal.SIGSTOP)
+    job.epilog()
+    wait_until(lambda: not any(map(is_running, (*mounts, *keepers))), "they have ended")
 
 
 def test_an_interrupted_prolog_leaves_nothing(job: Job, tmp_path: Path) -> None:

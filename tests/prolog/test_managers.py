@@ -78,6 +78,25 @@ def test_the_functions_give_what_this_manager_documents(tmp_path: Path, manager:
     assert calls(tmp_path / "bin")[-1] == manager.ending
 
 
+@pytest.mark.parametrize(
+    ("taskprolog", "ends"), [("(null)", True), ("/etc/deepiofs/deepiofs-taskprolog", False), ("{wrapper}", False)]
+)
+def test_slurm_s_job_is_cancelled_only_where_no_taskprolog_will_fail_it(
+    tmp_path: Path, taskprolog: str, ends: bool
+) -> None:
+    wrapper = tmp_path / "site-taskprolog"
+    wrapper.write_text("#!/bin/sh\nexec /etc/deepiofs/deepiofs-taskprolog\n")
+    install(tmp_path / "bin", "scontrol", "scancel")
+    script = '. "$here/managers/slurm.sh"; manager_terminate "it failed"'
+    variables = {
+        "here": str(SCRIPTS), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "12",
+        "TASKPROLOG": taskprolog.format(wrapper=wrapper),
+    }  # fmt: skip
+    subprocess.run(["bash", "-c", script], env=variables, check=True)
+    assert "scontrol update JobId=12 AdminComment=it failed" in calls(tmp_path / "bin")
+    assert ("scancel 12" in calls(tmp_path / "bin")) == ends
+
+
 def test_every_manager_has_the_same_four_functions() -> None:
     for file in (SCRIPTS / "managers").glob("*.sh"):
         script = f". {file}; declare -F manager_job_id manager_nodes manager_launch manager_terminate"
