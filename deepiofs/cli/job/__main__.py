@@ -63,7 +63,7 @@ def _run(args: argparse.Namespace) -> int:
 def _start(args: argparse.Namespace) -> int:
     user = steward.find_user(args.user)
     nodes = args.nodes.split(",")
-    secret = job_secret(read_key(args.key), args.job, user.pw_uid, nodes)
+    secret = steward.apart(lambda: job_secret(read_key(args.key), args.job, user.pw_uid, nodes))
     mountpoint = _mountpoint(args, nodes)
     with steward.acting_as(user):
         made = _made(mountpoint)

@@ -11,9 +11,9 @@ import ctypes
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from deepiofs.errors import DeepiofsError, EnvironmentFault, SourceError
+from deepiofs.errors import DeepiofsError, EnvironmentFault, SourceError, error_for
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND = 1, 2, 4, 32, 4096
 
@@ -57,6 +57,25 @@ def environment_of(user: pwd.struct_passwd) -> dict[str, str]:
         "LOGNAME": user.pw_name,
         "LANG": "C.UTF-8",
     }
+
+
+def apart(secret: Callable[[], bytes]) -> bytes:
+    """What is computed in a process of its own, so that the memory of this one never holds the site's key."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            said, code = secret(), 0
+        except DeepiofsError as error:
+            said, code = str(error).encode(), error.exit_code
+        os.write(writing, said)
+        os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        answer = pipe.read()
+    if code := os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+        raise error_for(code, answer.decode() or "the job's secret could not be derived")
+    return answer
 
 
 def bind(user: pwd.struct_passwd, source: str, mountpoint: str) -> None:
