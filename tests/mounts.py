@@ -204,7 +204,7 @@ def mpi_mounted(
     points = [folder / f"mnt{rank}" for rank in range(ranks)]
     for point in points:
         point.mkdir(exist_ok=True)
-    places = [_on_host(lab, HOSTS[rank % len(HOSTS)]) if lab else HERE for rank in range(ranks)]
+    places = [on_host(lab, HOSTS[rank % len(HOSTS)]) if lab else HERE for rank in range(ranks)]
     line = [DEEPIOFS, "mount", str(source), f"{folder}/mnt%r", "-o", ",".join((*MODEST, *options))]
     output = folder / "launcher-output"
     with output.open("w") as sink:
@@ -228,7 +228,8 @@ def mpi_mounted(
             assert str(point) not in place.mountpoints()
 
 
-def _on_host(lab: Lab, host: str) -> Place:
+def on_host(lab: Lab, host: str) -> Place:
+    """Programs on a host of a lab, by nsenter(1)."""
     process = str(min(lab.processes(host)))
     return Place(
         (

@@ -2,8 +2,7 @@
 
 Two hosts, MPICH, real TCP; the 1,797 digits. `deepiofs-prolog` runs as in a batch script, with a list of hosts and a
 remote shell that takes no time to log in (`tests/lab.py`). Measured from its start: until it returns, and until a file
-has been read to its end through the mount on both hosts; `mpirun` is the same mount started by MPICH's launcher, until
-`deepiofs wait` says that both answer. Then `deepiofs-epilog`, until it returns.
+has been read to its end through the mount on both hosts. Then `deepiofs-epilog`, until it returns.
 
 Cache policy: nothing is dropped; the first repetition, which finds programs cold, is not counted. No warm-up of the
 mount: its memory is empty when it is first read. Target: 5 s until the first read.
@@ -12,20 +11,17 @@ mount: its memory is empty when it is first read. Target: 5 s until the first re
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from tests.benchmarks.measuring import Table, clean_up_on_sigterm
 from tests.lab import Lab
-from tests.launchers import installed_launchers
-from tests.mounts import MpiMount, Place, _on_host, mpi_mounted
+from tests.mounts import Place, on_host
 
 _SCRIPTS = Path(__file__).parents[2] / "mount-scripts"
 
@@ -58,22 +54,9 @@ def _run(lab: Lab, environment: dict[str, str], script: str) -> None:
 
 def _read_first(lab: Lab, folder: Path, source: Path) -> None:
     name = min(source.rglob("*.png")).relative_to(source)
-    places = [(_on_host(lab, host), folder / host / name) for host in lab.hosts]
+    places = [(on_host(lab, host), folder / host / name) for host in lab.hosts]
     readers = [place.start(["cat", str(path)], stdout=subprocess.DEVNULL) for place, path in places]
     assert all(reader.wait() == 0 for reader in readers)
-
-
-def by_mpirun(lab: Lab, folder: Path, source: Path) -> list[float]:
-    """Seconds until both hosts' mounts answer."""
-    begin = time.perf_counter()
-    with _mounted(lab, folder, source):
-        return [time.perf_counter() - begin]
-
-
-@contextlib.contextmanager
-def _mounted(lab: Lab, folder: Path, source: Path) -> Iterator[MpiMount]:
-    with mpi_mounted(installed_launchers()[0], 2, source, folder, lab=lab, until="mounted") as mount:
-        yield mount
 
 
 def main() -> None:
@@ -87,9 +70,9 @@ def main() -> None:
         Place().output(sys.executable, str(_SCRIPTS / "digits.py"), str(source))
         measured = []
         for _ in range(wanted.repetitions + 1):
-            measured.append(by_prolog(lab, work, source, wanted.wait_for) + by_mpirun(lab, work, source))
+            measured.append(by_prolog(lab, work, source, wanted.wait_for))
         table = Table("", "median s", "from - to")
-        names = ("prolog returns", "first read on both hosts", "epilog", "mpirun, until both answer")
+        names = ("prolog returns", "first read on both hosts", "epilog")
         for name, values in zip(names, zip(*measured[1:], strict=True), strict=True):
             table.row(name, f"{statistics.median(values):.2f}", f"{min(values):.2f} - {max(values):.2f}")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab import Lab
-from tests.mounts import _on_host, is_running, wait_until
+from tests.mounts import is_running, on_host, wait_until
 from tests.prolog.conftest import SCRIPTS, Begin, Job
 
 pytestmark = [pytest.mark.mounted, pytest.mark.mpi, pytest.mark.lab]
@@ -29,7 +29,7 @@ def job(begin: Begin, lab: Lab, tmp_path: Path) -> Job:
         "UCX_TLS": "tcp,self",
     }
     points = [tmp_path / host for host in lab.hosts]
-    return begin(environment, points, [_on_host(lab, host) for host in lab.hosts], tuple(lab.on_head([])))
+    return begin(environment, points, [on_host(lab, host) for host in lab.hosts], tuple(lab.on_head([])))
 
 
 def differences(job: Job, node: int) -> str:

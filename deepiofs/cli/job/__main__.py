@@ -42,13 +42,13 @@ def main() -> NoReturn:
 
 
 def _run(args: argparse.Namespace) -> int:
-    from deepiofs.cli.job.guard import Guard
+    from deepiofs.cli.job.guard import Guard, forget
 
     nodes = args.nodes.split(",")
     mountpoint = _mountpoint(args, nodes)
     state = _State(args.state)
     state.begin(mountpoint, made=_made(mountpoint))
-    guard = Guard(f"{args.job}.{args.node}", mountpoint, args.end_timeout)
+    guard = Guard(f"{args.job}.{args.node}", mountpoint, Path(args.state), args.end_timeout)
     secret = read_key(args.secret)
 
     def report(failed: Mapping[str, str]) -> None:
@@ -57,6 +57,7 @@ def _run(args: argparse.Namespace) -> int:
 
     code = _keep(args, mountpoint, secret, dict(os.environ), report)
     guard.dismiss()
+    forget(Path(args.state), mountpoint)
     return code
 
 

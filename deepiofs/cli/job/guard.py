@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -34,6 +35,16 @@ def clear(mark: str, mountpoint: str, patience_s: float) -> None:
             unmount(mountpoint, lazy=True)
 
 
+def forget(state: Path, mountpoint: str) -> None:
+    """What an epilog would need to know, which is done now; and the mount point, if it was made for the job."""
+    if (state / "made").exists():
+        with contextlib.suppress(OSError):
+            os.rmdir(mountpoint)
+    shutil.rmtree(state, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.rmdir(state.parent)
+
+
 def _signal(mark: str, number: signal.Signals) -> None:
     for pid in _kept(mark):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -54,7 +65,7 @@ def _kept(mark: str) -> list[int]:
 class Guard:
     """Watches over this process from a session of its own. To be made before there are threads."""
 
-    def __init__(self, mark: str, mountpoint: str, patience_s: float) -> None:
+    def __init__(self, mark: str, mountpoint: str, state: Path, patience_s: float) -> None:
         reading, self._writing = os.pipe()
         child = os.fork()
         if child:
@@ -65,7 +76,7 @@ class Guard:
         if os.fork():
             os._exit(0)
         os.close(self._writing)
-        _watch(reading, mark, mountpoint, patience_s)
+        _watch(reading, mark, mountpoint, state, patience_s)
         os._exit(0)
 
     def dismiss(self) -> None:
@@ -74,7 +85,7 @@ class Guard:
         os.close(self._writing)
 
 
-def _watch(reading: int, mark: str, mountpoint: str, patience_s: float) -> None:
+def _watch(reading: int, mark: str, mountpoint: str, state: Path, patience_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # Whoever waits for the end of the job's output must not wait for this.
@@ -84,3 +95,4 @@ def _watch(reading: int, mark: str, mountpoint: str, patience_s: float) -> None:
     os.chdir("/")
     if not os.read(reading, 1):
         clear(mark, mountpoint, patience_s)
+        forget(state, mountpoint)
