@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     nodes = args.nodes.split(",")
     mountpoint = _mountpoint(args, nodes)
     state = _State(args.state)
-    state.begin(mountpoint, made=_made(mountpoint))
+    state.begin(os.path.realpath(mountpoint), made=_made(mountpoint))
     guard = Guard(f"{args.job}.{args.node}", mountpoint, Path(args.state), args.end_timeout)
     secret = read_key(args.secret)
 
@@ -68,8 +68,9 @@ def _start(args: argparse.Namespace) -> int:
     mountpoint = _mountpoint(args, nodes)
     with steward.acting_as(user):
         made = _made(mountpoint)
+        place = os.path.realpath(mountpoint)
     state = _State(args.state)
-    state.begin(mountpoint, made)
+    state.begin(place, made)
     log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o640)
     os.fchown(log, user.pw_uid, user.pw_gid)
     reading, writing = os.pipe()
@@ -142,6 +143,7 @@ class _State:
         self._folder = Path(folder)
 
     def begin(self, mountpoint: str, made: bool) -> None:
+        """mountpoint: as the kernel will list it, without links."""
         (self._folder / "mountpoint").write_text(mountpoint)
         if made:
             (self._folder / "made").touch()
