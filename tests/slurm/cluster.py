@@ -31,6 +31,8 @@ _ROOT = Path(__file__).parents[2]
 _READY_S = 60.0
 _LOOK_S = 0.2
 _LOGS, _TAIL = 8, 1500
+# The head's processes are the machine's; those of the nodes end with their PID 1.
+_DIE_WITH_ME = ["setpriv", "--pdeathsig=KILL"]
 
 _SLURM_CONF = """\
 ClusterName=lab
@@ -117,7 +119,7 @@ class Slurm:
         self.install_site()
         self._write_slurm_conf()
         self._start_munge()
-        self._daemon(HEAD, "slurmctld", "-c", "-D")
+        self._daemon(HEAD, *_DIE_WITH_ME, "slurmctld", "-c", "-D")
         for host in HOSTS:
             self._checked(host, "sh", "-c", reachable_by_all())
             self._checked(host, "mount", "--bind", str(self._tmp(host)), "/tmp")
@@ -189,8 +191,8 @@ class Slurm:
         shutil.chown(folder / "key", "munge", "munge")
         files = {"key-file": "key", "socket": "socket", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
         options = [f"--{option}={folder / name}" for option, name in files.items()]
-        become = ["setpriv", "--reuid=munge", "--regid=munge", "--clear-groups"]
-        self._daemon(HEAD, *become, "munged", "--foreground", *options)
+        become = ["--reuid=munge", "--regid=munge", "--clear-groups"]
+        self._daemon(HEAD, *_DIE_WITH_ME, *become, "munged", "--foreground", *options)
         wait_until((folder / "socket").exists, "munged listens")
 
     def _daemon(self, host: str, *argv: str) -> None:
