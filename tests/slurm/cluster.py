@@ -46,7 +46,7 @@ SlurmdSpoolDir={base}/%n/spool
 TmpFS={base}/%n/tmp
 SlurmctldPidFile={base}/state/slurmctld.pid
 SlurmdPidFile={base}/%n/slurmd.pid
-SlurmctldLogFile={base}/log/slurmctld
+SlurmctldLogFile={base}/state/slurmctld.log
 SlurmdLogFile={base}/log/slurmd.%n
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
@@ -119,7 +119,9 @@ class Slurm:
         self.install_site()
         self._write_slurm_conf()
         self._start_munge()
-        self._daemon(HEAD, *_DIE_WITH_ME, "slurmctld", "-c", "-D")
+        # It would become this user itself, and then outlive what it is to die with.
+        become = ["--reuid=slurm", "--regid=slurm", "--clear-groups"]
+        self._daemon(HEAD, *_DIE_WITH_ME, *become, "slurmctld", "-c", "-D")
         for host in HOSTS:
             self._checked(host, "sh", "-c", reachable_by_all())
             self._checked(host, "mount", "--bind", str(self._tmp(host)), "/tmp")
@@ -268,7 +270,11 @@ class Slurm:
 
     def logs(self) -> str:
         """What the daemons and the scripts had to say last."""
-        files = [*(self.base / "log").iterdir(), *(self.base / "home").glob("*/*.out")]
+        files = [
+            self.base / "state/slurmctld.log",
+            *(self.base / "log").iterdir(),
+            *(self.base / "home").glob("*/*.out"),
+        ]
         last = sorted(files, key=lambda file: file.stat().st_mtime)[-_LOGS:]
         return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-_TAIL:]}" for file in last)
 
