@@ -417,6 +417,11 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def parent_of(pid: int) -> int:
+    """The process that a process is a child of."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def wait_until(condition: Callable[[], bool], what: str | Callable[[], str], deadline_s: float = DEADLINE_S) -> None:
     """Return once the condition holds; AssertionError saying what was waited for."""
     deadline = time.monotonic() + deadline_s

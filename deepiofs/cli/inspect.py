@@ -7,13 +7,13 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING, Any
 
 from deepiofs.cli.mountpoints import FSTYPE, mounted_at, within
 from deepiofs.errors import EXIT_OK, DeepiofsError, TimedOutError, UsageError
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _POLL_S = 0.05
 _ANSWER_S = 5.0
@@ -65,6 +65,8 @@ def wait(mountpoint: str, what: str, timeout_s: float) -> int:
 
 def status(mountpoint: str, as_json: bool, watch: bool) -> int:
     """Print what the mount says; every second with `watch`."""
+    from rich.console import Console  # not for `wait`, which a prolog starts on each node
+
     console = Console()
     while True:
         stats = read_stats(mountpoint)
@@ -80,6 +82,8 @@ def status(mountpoint: str, as_json: bool, watch: bool) -> int:
 
 
 def _table(mountpoint: str, stats: dict[str, Any], health: str) -> Table:
+    from rich.table import Table
+
     table = Table(title=os.fspath(mountpoint), show_header=False, title_justify="left")
     served = sum(stats["served"].values())
     shares = [f"{name} {100 * count / served:.1f} %" for name, count in stats["served"].items() if served]
