@@ -7,7 +7,7 @@ whose reads a control group (cgroup v1, blkio.throttle) holds to a rate of bytes
 requests per second, as a disk does; both hosts share the device, its rate, and, as they are one kernel, its page cache
 (on a cluster each node has its own, and reads by itself what its neighbour has read: that favours the native readers).
 
-native       the library's map of the file on the storage; of a skipped record no value is touched
+native       the library's map of the file on the storage; of a skipped record it touches one page
 lmdb:        one rank per host over `lmdb:DIR`, each record a file
 directory    one rank per host over the directory, the library's map of the file in the mount
 

@@ -3,8 +3,8 @@
 The library maps the file and follows what it finds there. A file that is damaged, or cut while it is read, can end the
 process that does so; this one may end.
 
-Of values that are left as they are no page is touched, only those that hold keys. To see whether they are Datums the
-ends of values are read. (Of keys with several values all is read: those values lie among the keys.)
+Pages with keys are read, and the first and last pages of large values: the library touches the first as it walks, and
+the ends show whether a value is a Datum. (Of keys with several values all is read: they lie among the keys.)
 
 The command line is the file, how to take values, and a descriptor of 8 bytes where the place of the value that was
 found last is left. On standard output come a line of JSON and, without an error, what `pack` makes.
