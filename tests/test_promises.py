@@ -58,6 +58,17 @@ _STREAM_READING = "tests/unit/test_stream_reading.py::"
 _STREAM_FORMATS = "tests/unit/test_stream_formats.py::"
 _STREAMS = "tests/streams/test_tar.py::"
 _FRAMEWORKS = "tests/streams/test_frameworks.py::"
+_PACKS = "tests/sources/test_packs.py::"
+_PACK_READERS = "tests/sources/test_pack_readers.py::"
+_LMDB = "tests/sources/test_lmdb.py::"
+_LMDB_READERS = "tests/sources/test_lmdb_readers.py::"
+_LMDB_DAMAGE = "tests/sources/test_lmdb_damage.py::"
+_HDF5 = "tests/sources/test_hdf5.py::"
+_STORE = "tests/sources/test_remote.py::"
+_LMDB_NAMES = "tests/contracts/test_lmdb_source.py::"
+_TARS = "tests/unit/test_tar_source.py::"
+_ZIPS = "tests/unit/test_zip_source.py::"
+_REGISTRY = "tests/unit/test_source_registry.py::"
 
 # The tests that show a promise, without their parameters. A test that is named for a promise fails if it is broken.
 PROMISES: dict[str, str | tuple[str, ...]] = {
@@ -447,6 +458,53 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _PROMISED + "test_the_control_directory_lists_its_files_which_belong_to_who_mounted",
         _USERS + "test_other_users_read_the_control_files_and_do_not_write_them",
         _USERS + "test_control_files_are_closed_to_whom_the_root_is",
+    ),
+    "S-REC-1": (
+        _PACKS + "test_records_by_name_and_in_streams",
+        _PACKS + "test_without_memory_records_come_from_the_containers",
+        _PACKS + "test_both_hosts_see_each_record",
+        _LMDB + "test_all_views_have_the_bytes_of_the_library",
+        _LMDB + "test_a_shuffled_pass_serves_each_record_once",
+        _LMDB + "test_two_hosts_of_two_ranks_share_what_each_read_once",
+        _HDF5 + "test_rows_by_name_and_in_streams",
+        _HDF5 + "test_in_a_pass_each_row_is_served_once",
+        _HDF5 + "test_both_hosts_see_each_row",
+    ),
+    "S-REC-2": _REGISTRY + "test_records_have_the_permissions_of_their_container",
+    "S-REC-3": (
+        _REGISTRY + "test_a_record_and_a_directory_cannot_share_a_name",
+        _TARS + "test_one_path_in_two_tars_is_refused",
+        _TARS + "test_of_a_name_that_comes_twice_the_last_one_counts",
+        _ZIPS + "test_of_a_name_that_comes_twice_the_last_one_counts",
+    ),
+    "S-REC-4": (
+        _PACKS + "test_what_cannot_be_indexed_is_one_line_and_exit_code_3",
+        _PACKS + "test_a_record_with_a_wrong_crc_is_an_io_error_and_no_other",
+        _LMDB_DAMAGE + "test_a_mount_of_a_damaged_file_ends_with_one_line",
+        _HDF5 + "test_a_file_that_cannot_be_indexed_is_one_line_and_exit_code_3",
+        _HDF5 + "test_of_a_damaged_chunk_only_the_rows_fail",
+    ),
+    "S-REC-5": (
+        _PACKS + "test_an_index_file_holds_until_a_container_changes",
+        _LMDB + "test_what_was_written_to_is_not_read",
+    ),
+    "S-REC-6": (
+        _PACK_READERS + "test_tf_data_reads_the_files_of_a_mounted_directory_and_finds_what_the_source_does",
+        _PACK_READERS + "test_webdataset_reads_the_tars_of_a_mounted_directory",
+        _LMDB_READERS + "test_several_processes_map_it_at_once",
+        _LMDB_READERS + "test_torchvision_reads_lsun_as_on_the_source",
+        _HDF5 + "test_the_library_over_the_mount_of_the_directory",
+    ),
+    "S-REC-7": (
+        _LMDB_NAMES + "test_encoded_datums_are_images_in_directories_of_their_labels",
+        _LMDB_NAMES + "test_raw_datums_are_left_whole",
+        _LMDB_NAMES + "test_wrong_and_mixed_encodings_are_refused",
+        _LMDB_NAMES + "test_any_keys_have_names_of_their_own_that_lead_back",
+    ),
+    "S-REC-8": (
+        _STORE + "test_an_object_that_is_replaced_is_an_error_and_no_other",
+        _STORE + "test_what_fails_for_a_moment_is_tried_again",
+        _STORE + "test_when_the_server_dies_what_is_loaded_goes_on",
     ),
     "S-PERM-1": (
         _LIFE + "test_mountinfo_shows_what_it_is",
