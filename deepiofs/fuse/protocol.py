@@ -51,7 +51,7 @@ SET_MODE, SET_UID, SET_GID, SET_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 # A packet that carries the largest write there is, and room for its headers.
 MOST_BYTES = (1 << 20) + 4096
 
-_ATTRIBUTES = "QQQQQQIIIIIIIIII"  # struct fuse_attr
+_ATTRIBUTES = "QQQqqqIIIIIIIIII"  # struct fuse_attr; times may lie before 1970
 _ENTRY = struct.Struct("=QQQQII" + _ATTRIBUTES)  # node, generation, seconds and nanoseconds that both are valid
 _DESCRIBED = struct.Struct("=QII" + _ATTRIBUTES)  # seconds and nanoseconds that they are valid, padding
 _LISTED = struct.Struct(_ENTRY.format + "QQII")  # as an entry; node, position, length of the name, type
