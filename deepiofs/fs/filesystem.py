@@ -13,6 +13,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import trio
 import xxhash
@@ -44,8 +45,7 @@ class FsError(Exception):
         self.errno = number
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A handle, and what the kernel must know of it."""
 
     handle: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,7 @@ Load = Callable[[int], npt.NDArray[np.uint32]]
 Ready = Callable[[int], bool]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """A sample taken in a pass of a group."""
 
     group: int
@@ -150,6 +150,8 @@ class GroupQueues:
         queue = self._queue(self.current)
         choice = queue.choice(window)
         near = queue.near(choice)
+        if choice and ready(near[0]):
+            return 0  # nearly always
         return next((place for place in range(choice) if ready(near[place])), None)
 
     def _take_earlier(self) -> Draw | None:
