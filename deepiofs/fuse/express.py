@@ -28,6 +28,7 @@ import trio
 from deepiofs.errors import DeepiofsError
 from deepiofs.fs.filesystem import FileSystem, FsError
 from deepiofs.fuse import protocol
+from deepiofs.fuse.idling import Idling
 from deepiofs.fuse.protocol import Opcode
 from deepiofs.fuse.requests import Handler, Requests
 
@@ -61,6 +62,7 @@ class Express:
 
     async def run(self) -> None:
         """Serve until the file system is unmounted."""
+        self._idling = Idling(self._device)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._carry_answers)
             async with trio.open_nursery() as readers:
@@ -69,13 +71,13 @@ class Express:
 
     async def _serve(self, readers: trio.Nursery) -> None:
         """Read requests and answer them, until the end of the session, or of the first that has to wait."""
+        idling = self._idling
         left = _IN_A_ROW
         while True:
             try:
                 n = os.readv(self._device, [self._packet])
             except BlockingIOError:
-                left = _IN_A_ROW
-                await trio.lowlevel.wait_readable(self._device)
+                await idling.wait()
                 continue
             except OSError as error:
                 if error.errno == errno.ENODEV:
@@ -96,7 +98,7 @@ class Express:
                 left -= 1
                 if not left:
                     left = _IN_A_ROW
-                    await trio.lowlevel.checkpoint()
+                    await idling.give_way()
                 continue
             readers.start_soon(self._serve, readers)
             await _finish(answering, trap)
