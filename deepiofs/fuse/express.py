@@ -53,6 +53,7 @@ class Express:
         self._here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._here.setblocking(False)
         self._packet = memoryview(bytearray(protocol.MOST_BYTES))
+        self._idling = Idling(device)
         self._handlers = Requests(filesystem, self._write).handlers()
 
     def close(self) -> None:
@@ -62,12 +63,15 @@ class Express:
 
     async def run(self) -> None:
         """Serve until the file system is unmounted."""
-        self._idling = Idling(self._device)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._carry_answers)
-            async with trio.open_nursery() as readers:
-                await self._serve(readers)
-            nursery.cancel_scope.cancel()
+        await self._idling.begin()
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._carry_answers)
+                async with trio.open_nursery() as readers:
+                    await self._serve(readers)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._idling.end()
 
     async def _serve(self, readers: trio.Nursery) -> None:
         """Read requests and answer them, until the end of the session, or of the first that has to wait."""

@@ -113,10 +113,11 @@ def make_files(root: Path, count: int, size: int, per_directory: int = 1000) -> 
 
 def _read(root: str, names: Sequence[str], step_s: float) -> int:
     total = 0
+    buffers = [bytearray(_READ_BYTES)]  # an object of a megabyte for each read would cost more than a small file
     for name in names:
         fd = os.open(f"{root}/{name}", os.O_RDONLY)
-        while got := os.read(fd, _READ_BYTES):
-            total += len(got)
+        while got := os.readv(fd, buffers):
+            total += got
         os.close(fd)
         if step_s:
             time.sleep(step_s)
