@@ -20,7 +20,7 @@ import logging
 import os
 import socket
 import types
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import trio
@@ -30,7 +30,7 @@ from deepiofs.fs.filesystem import FileSystem, FsError
 from deepiofs.fuse import protocol
 from deepiofs.fuse.idling import Idling
 from deepiofs.fuse.protocol import Opcode
-from deepiofs.fuse.requests import Handler, Requests
+from deepiofs.fuse.requests import Answering, Handler, Reply, Requests
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 _IN_A_ROW = 16
 _BODY_AT = protocol.IN_HEADER.size
 _OUT_BYTES = protocol.OUT_HEADER.size
+_pack = protocol.OUT_HEADER.pack
 # FORGET wants no answer: nodes are rows, and stay. INTERRUPT may go without: every wait is bounded.
 _UNANSWERED = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
 # Who asked was killed; or all is unmounted.
@@ -75,11 +76,12 @@ class Express:
 
     async def _serve(self, readers: trio.Nursery) -> None:
         """Read requests and answer them, until the end of the session, or of the first that has to wait."""
-        idling = self._idling
+        idling, packet, device, unpack = self._idling, self._packet, self._device, protocol.IN_HEADER.unpack_from
+        buffers = [packet]
         left = _IN_A_ROW
         while True:
             try:
-                n = os.readv(self._device, [self._packet])
+                n = os.readv(device, buffers)
             except BlockingIOError:
                 await idling.wait()
                 continue
@@ -89,40 +91,50 @@ class Express:
                 if error.errno == errno.ENOENT:  # its process was killed while it was read
                     continue
                 raise
-            _, opcode, unique, node, _, _, thread, _, _ = protocol.IN_HEADER.unpack_from(self._packet)
+            _, opcode, unique, node, _, _, thread, _, _ = unpack(packet)
             handler = self._handlers.get(opcode)
             if handler is None:
                 if opcode not in _UNANSWERED:
                     await self._pass_on(n)
                 continue
-            answering = self._answer(handler, unique, node, thread, self._packet[_BODY_AT:n])
+            answering = handler(node, thread, packet[_BODY_AT:n])
             try:
                 trap = answering.send(None)
-            except StopIteration:
-                left -= 1
-                if not left:
-                    left = _IN_A_ROW
-                    await idling.give_way()
-                continue
-            readers.start_soon(self._serve, readers)
-            await _finish(answering, trap)
-            return
+            except StopIteration as done:
+                self._reply(unique, done.value)
+            except Exception as error:
+                self._refuse(unique, handler, error)
+            else:
+                readers.start_soon(self._serve, readers)
+                await self._answer_later(unique, handler, answering, trap)
+                return
+            left -= 1
+            if not left:
+                left = _IN_A_ROW
+                await idling.give_way()
 
-    async def _answer(self, handler: Handler, unique: int, node: int, thread: int, body: memoryview) -> None:
-        """Answer a request, by FsError's errno, or EIO and a traceback in the log where the program itself is wrong."""
+    async def _answer_later(self, unique: int, handler: Handler, answering: Answering, trap: Any) -> None:
         try:
-            reply = await handler(node, thread, body)
-            self._write(protocol.OUT_HEADER.pack(_OUT_BYTES + len(reply), 0, unique), reply)
-            return
-        except FsError as error:
+            reply = await _finish(answering, trap)
+        except Exception as error:
+            self._refuse(unique, handler, error)
+        else:
+            self._reply(unique, reply)
+
+    def _reply(self, unique: int, reply: Reply) -> None:
+        self._write(_pack(_OUT_BYTES + len(reply), 0, unique), reply)
+
+    def _refuse(self, unique: int, handler: Handler, error: Exception) -> None:
+        """Answer with FsError's errno, and with EIO and a traceback in the log where the program itself is wrong."""
+        number = errno.EIO
+        if isinstance(error, FsError):
             number = error.errno
-        except DeepiofsError as error:
+        elif isinstance(error, DeepiofsError):
             log.warning("%s: %s", handler.__name__, error)
             number = error.errno
-        except Exception:
-            log.exception("%s failed", handler.__name__)
-            number = errno.EIO
-        self._write(protocol.OUT_HEADER.pack(_OUT_BYTES, -number, unique))
+        else:
+            log.error("%s failed", handler.__name__, exc_info=error)
+        self._write(_pack(_OUT_BYTES, -number, unique))
 
     def _write(self, *parts: bytes | memoryview) -> None:
         try:
@@ -149,7 +161,7 @@ class Express:
 
 
 @types.coroutine
-def _finish(answering: Coroutine[Any, Any, None], trap: Any) -> Generator[Any, Any, None]:
+def _finish(answering: Answering, trap: Any) -> Generator[Any, Any, Reply]:
     """Go on in this task with a coroutine that was begun here by hand, and said `trap` to trio: that it waits."""
     while True:
         try:
@@ -160,5 +172,6 @@ def _finish(answering: Coroutine[Any, Any, None], trap: Any) -> Generator[Any, A
             step = functools.partial(answering.send, value)
         try:
             trap = step()
-        except StopIteration:
-            return
+        except StopIteration as done:
+            reply: Reply = done.value
+            return reply

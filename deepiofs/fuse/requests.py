@@ -16,7 +16,8 @@ from deepiofs.fuse import protocol
 from deepiofs.fuse.protocol import Opcode
 
 Reply: TypeAlias = "bytes | memoryview"
-Handler: TypeAlias = "Callable[[int, int, memoryview], Coroutine[Any, Any, Reply]]"
+Answering: TypeAlias = "Coroutine[Any, Any, Reply]"
+Handler: TypeAlias = "Callable[[int, int, memoryview], Answering]"
 
 _NOTHING = b""
 
