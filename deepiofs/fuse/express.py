@@ -54,6 +54,7 @@ class Express:
         self._here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._here.setblocking(False)
         self._packet = memoryview(bytearray(protocol.MOST_BYTES))
+        self._counts = filesystem.counts
         self._idling = Idling(device)
         self._handlers = Requests(filesystem, self._write).handlers()
 
@@ -77,7 +78,7 @@ class Express:
     async def _serve(self, readers: trio.Nursery) -> None:
         """Read requests and answer them, until the end of the session, or of the first that has to wait."""
         idling, packet, device, unpack = self._idling, self._packet, self._device, protocol.IN_HEADER.unpack_from
-        buffers = [packet]
+        buffers, counts = [packet], self._counts
         left = _IN_A_ROW
         while True:
             try:
@@ -92,6 +93,7 @@ class Express:
                     continue
                 raise
             _, opcode, unique, node, _, _, thread, _, _ = unpack(packet)
+            counts.requests += 1
             handler = self._handlers.get(opcode)
             if handler is None:
                 if opcode not in _UNANSWERED:

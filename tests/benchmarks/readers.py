@@ -87,10 +87,14 @@ def _hear(reader: subprocess.Popen[str]) -> str:
     return reader.stdout.readline().strip()
 
 
-def drop_caches() -> bool:
-    """Make the page cache, names and inodes of all file systems cold; False where this process may not."""
+def drop_caches(sync: bool = True) -> bool:
+    """Make the page cache, names and inodes of all file systems cold; False where this process may not.
+
+    sync: also what is to be written first, which takes its time where others write.
+    """
     try:
-        os.sync()
+        if sync:
+            os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
     except OSError:
         return False

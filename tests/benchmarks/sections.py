@@ -107,7 +107,7 @@ def streams(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:
         rates: dict[str, list[float]] = {way: [] for way in ways}
         for repetition in range(-1, scale.repetitions):
             for way, path in ways.items():
-                drop_caches()
+                _drop()
                 rate = megabytes_per_second(path)
                 if repetition >= 0:
                     rates[way].append(rate)
@@ -121,7 +121,8 @@ def two_hosts(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:
         say(f"two hosts: {reason}")
         return
     for label, count in scale.files.items():
-        with tempfile.TemporaryDirectory(dir=folder) as name, Lab() as lab:
+        # Each host of the lab has a /dev/shm of its own.
+        with tempfile.TemporaryDirectory(prefix="deepiofs-bench-") as name, Lab() as lab:
             here = Path(name)
             names = make_files(here, count, SIZES[label])
             options = (f"cache={2 * count * SIZES[label]}", "staging=32M")
@@ -158,13 +159,14 @@ def entropy(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:
         return
     count = scale.files["100 KB"]
     with Lab() as lab, contextlib.ExitStack() as stack:
-        names = make_files(folder / "source", count, SIZES["100 KB"])
+        source, *points = [
+            Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deepiofs-bench-"))) for _ in range(3)
+        ]
+        names = make_files(source, count, SIZES["100 KB"])
         views = []
-        for variant in ("entropy=0", "entropy=1"):
-            points = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="deepiofs-bench-")))
+        for variant, point in zip(("entropy=0", "entropy=1"), points, strict=True):
             options = (f"cache={count * SIZES['100 KB']}", "staging=256M", "shuffle=all", variant)
-            launcher = installed_launchers()[0]
-            mount = mpi_mounted(launcher, 2, folder / "source", points, *options, lab=lab)
+            mount = mpi_mounted(installed_launchers()[0], 2, source, point, *options, lab=lab)
             views.append(view_of(variant, stack.enter_context(mount), 2))
         measured = take_turns(views, names, scale.repetitions, _rest)
     for view, each in measured.items():
@@ -288,7 +290,7 @@ def _readers(count: int) -> str:
 
 
 def _drop() -> None:
-    drop_caches()
+    drop_caches(sync=False)
 
 
 def _nothing() -> None:
@@ -298,4 +300,4 @@ def _nothing() -> None:
 def _rest() -> None:
     """An engine polls for a second after it was last needed, and would take time from what comes next."""
     time.sleep(_IDLE_S)
-    drop_caches()
+    _drop()
