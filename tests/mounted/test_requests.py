@@ -13,6 +13,7 @@ from tests.mounts import Mount, mounted, wait_until
 pytestmark = pytest.mark.mounted
 
 _FILES = 50
+_TRIES = 3
 _SIZES = (1, 100_000)
 _NAMES = [f"{i}.bin" for i in range(_FILES)]
 
@@ -63,27 +64,44 @@ def _forget_pages(mount: Mount) -> None:
         os.close(descriptor)
 
 
-def test_an_exact_file_takes_four_requests_cold_three_with_its_name_known_two_warm(source: Path) -> None:
-    with mounted(source, source.parent / "mnt") as mount:
-        (mount.point / "first.txt").read_text()  # the kernel learns that FLUSH is not answered
-        assert _requests_of(mount, lambda: _read_all(mount)) == 4 * _FILES
-        assert _requests_of(mount, lambda: _read_all(mount)) == 2 * _FILES
-        _forget_pages(mount)
-        assert _requests_of(mount, lambda: _read_all(mount)) == 3 * _FILES
+def _on_a_quiet_machine(measure: Callable[[], list[int]], expected: list[int]) -> None:
+    """Whoever drops the kernel's caches meanwhile, a benchmark say, makes it ask again: then once more."""
+    found: list[int] = []
+    for _ in range(_TRIES):
+        found = measure()
+        if found == expected:
+            return
+    assert found == expected
+
+
+def test_an_exact_file_takes_four_requests_cold_two_warm_three_without_its_pages(source: Path) -> None:
+    def measure() -> list[int]:
+        with mounted(source, source.parent / "mnt") as mount:
+            (mount.point / "first.txt").read_text()  # the kernel learns that FLUSH is not answered
+            found = [_requests_of(mount, lambda: _read_all(mount)) for _ in range(2)]
+            _forget_pages(mount)
+            return [*found, _requests_of(mount, lambda: _read_all(mount))]
+
+    _on_a_quiet_machine(measure, [4 * _FILES, 2 * _FILES, 3 * _FILES])
 
 
 def test_a_shuffled_file_takes_four_requests(source: Path) -> None:
-    with mounted(source, source.parent / "mnt", "shuffle=dir", "shuffle_only=*.bin") as mount:
-        (mount.point / "first.txt").read_text()
-        assert _requests_of(mount, lambda: _read_all(mount)) == 4 * _FILES
-        assert _requests_of(mount, lambda: _read_all(mount)) == 4 * _FILES
+    def measure() -> list[int]:
+        with mounted(source, source.parent / "mnt", "shuffle=dir", "shuffle_only=*.bin") as mount:
+            (mount.point / "first.txt").read_text()
+            return [_requests_of(mount, lambda: _read_all(mount)) for _ in range(2)]
+
+    _on_a_quiet_machine(measure, [4 * _FILES, 4 * _FILES])
 
 
 def test_a_listing_is_asked_for_once(source: Path) -> None:
-    with mounted(source, source.parent / "mnt") as mount:
-        names = os.listdir(mount.point)
-        os.listdir(mount.point)  # asks for the attributes again: a listing that was answered has changed the atime
-        again: list[str] = []
-        # OPENDIR and RELEASEDIR.
-        assert _requests_of(mount, lambda: again.extend(os.listdir(mount.point))) == 2
-        assert again == names
+    def measure() -> list[int]:
+        with mounted(source, source.parent / "mnt") as mount:
+            names = os.listdir(mount.point)
+            os.listdir(mount.point)  # asks for the attributes again: the listing before has changed the atime
+            again: list[str] = []
+            found = _requests_of(mount, lambda: again.extend(os.listdir(mount.point)))
+            assert again == names
+            return [found]
+
+    _on_a_quiet_machine(measure, [2])  # OPENDIR and RELEASEDIR
