@@ -32,6 +32,8 @@ class Pump:
         self._urgent_until = 0.0
         self._active_until = 0.0
         self._called = trio.Event()
+        # Passes without a nap: a nap between a word and its get, or a get's end and its answer, is paid by the reader.
+        self._at_once = 0
 
     def wake(self, urgent: bool) -> None:
         """Poll often from now on; urgent: as often as can be, for a moment."""
@@ -39,17 +41,23 @@ class Pump:
         self._active_until = now + _ACTIVE_S
         if urgent:
             self._urgent_until = now + _URGENT_S
+            self._at_once = 2
         self._called.set()
 
     async def run(self) -> None:
         """Poll for ever."""
         while True:
-            if self._peers.poll():
+            moved = self._peers.poll()
+            if moved:
                 self._active_until = time.monotonic() + _ACTIVE_S
+                self._at_once = 1
             now = time.monotonic()
             if now < self._urgent_until:
                 await trio.lowlevel.checkpoint()
-                time.sleep(_NAP_S)
+                if self._at_once:
+                    self._at_once -= 1
+                else:
+                    time.sleep(_NAP_S)
             else:
                 await self._rest(_CALM_S if self._peers.busy() or now < self._active_until else _IDLE_S)
 
