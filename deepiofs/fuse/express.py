@@ -41,6 +41,8 @@ _OUT_BYTES = protocol.OUT_HEADER.size
 _pack = protocol.OUT_HEADER.pack
 # FORGET wants no answer: nodes are rows, and stay. INTERRUPT may go without: every wait is bounded.
 _UNANSWERED = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
+# No answer of pyfuse3 is longer: those that carry bytes of files, or names in directories, are not its.
+_ANSWER_BYTES = 1 << 17
 # Who asked was killed; or all is unmounted.
 _GONE = {errno.ENOENT, errno.ENODEV}
 
@@ -53,7 +55,7 @@ class Express:
         self._device = device
         self._here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._here.setblocking(False)
-        self._packet = memoryview(bytearray(protocol.MOST_BYTES))
+        self._packet = memoryview(bytearray(protocol.most_bytes()))
         self._counts = filesystem.counts
         self._idling = Idling(device)
         self._handlers = Requests(filesystem, self._write).handlers()
@@ -143,7 +145,7 @@ class Express:
             os.writev(self._device, parts)
         except OSError as error:
             if error.errno not in _GONE:
-                raise
+                log.error("the kernel did not take an answer: %s", error)
 
     async def _pass_on(self, n: int) -> None:
         """A request for pyfuse3."""
@@ -159,7 +161,7 @@ class Express:
         """From pyfuse3 to the kernel."""
         while True:
             await trio.lowlevel.wait_readable(self._here)
-            self._write(self._here.recv(protocol.MOST_BYTES))
+            self._write(self._here.recv(_ANSWER_BYTES))
 
 
 @types.coroutine

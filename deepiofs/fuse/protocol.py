@@ -5,8 +5,11 @@ Native byte order, no alignment beyond that of the fields. A request or reply is
 
 from __future__ import annotations
 
+import contextlib
 import enum
+import resource
 import struct
+from pathlib import Path
 
 from deepiofs.fs.tree import BLOCK_BYTES, Attributes
 
@@ -48,8 +51,9 @@ DIRECT_IO, KEEP_CACHE, CACHE_DIRECTORY = 1 << 0, 1 << 1, 1 << 3
 # Of SETATTR
 SET_MODE, SET_UID, SET_GID, SET_SIZE = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 
-# A packet that carries the largest write there is, and room for its headers.
-MOST_BYTES = (1 << 20) + 4096
+# The pages of the largest write there is, unless the system's administrator allows more; headers take another page.
+_MOST_PAGES = 256
+_PAGES_ALLOWED = Path("/proc/sys/fs/fuse/max_pages_limit")
 
 _ATTRIBUTES = "QQQqqqIIIIIIIIII"  # struct fuse_attr; times may lie before 1970
 _ENTRY = struct.Struct("=QQQQII" + _ATTRIBUTES)  # node, generation, seconds and nanoseconds that both are valid
@@ -58,6 +62,14 @@ _LISTED = struct.Struct(_ENTRY.format + "QQII")  # as an entry; node, position, 
 _STAT_BLOCK = 512
 _NS = 10**9
 _TYPE_SHIFT = 12
+
+
+def most_bytes() -> int:
+    """Of a packet, as libfuse may have agreed with the kernel on; it gives nothing to who has less room."""
+    allowed = 0
+    with contextlib.suppress(OSError, ValueError):
+        allowed = int(_PAGES_ALLOWED.read_text())
+    return (max(allowed, _MOST_PAGES) + 1) * resource.getpagesize()
 
 
 def entry(a: Attributes) -> bytes:
