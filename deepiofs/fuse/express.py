@@ -28,9 +28,9 @@ import trio
 from deepiofs.errors import DeepiofsError
 from deepiofs.fs.filesystem import FileSystem, FsError
 from deepiofs.fuse import protocol
-from deepiofs.fuse.idling import Idling
 from deepiofs.fuse.protocol import Opcode
 from deepiofs.fuse.requests import Answering, Handler, Reply, Requests
+from deepiofs.idling import Idling
 
 log = logging.getLogger(__name__)
 

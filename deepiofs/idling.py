@@ -1,4 +1,4 @@
-"""Waiting for the device without a pass of trio's scheduler.
+"""Waiting without a pass of trio's scheduler: for the FUSE device, and between two polls of MPI.
 
 A pass, and two changes of what epoll watches, cost more than a request, and with one reader there was one for each
 request (measured: 61 us of processor time per open, read and close of a cached file, 38 so). So who finds the device
@@ -13,6 +13,7 @@ its queue or in what it took from it already: nobody is kept from running by a w
 from __future__ import annotations
 
 import select
+import time
 from typing import Any
 
 import trio
@@ -23,10 +24,12 @@ _ROUNDS = 64
 
 
 class Idling(trio.abc.Instrument):
-    """Of one task at a time, at one descriptor."""
+    """Of one task at a time."""
 
-    def __init__(self, device: int) -> None:
+    def __init__(self, device: int = -1) -> None:
+        """device: what `wait` waits for."""
         self._device = device
+        self._epoll: list[int] = []
         self._runnable: set[trio.lowlevel.Task] = set()
         self._deadline: float | None = None
         self._both, self._others = select.poll(), select.poll()
@@ -37,7 +40,9 @@ class Idling(trio.abc.Instrument):
         descriptor = _epoll()
         if descriptor is None:
             return
-        self._both.register(self._device, select.POLLIN)
+        self._epoll = [descriptor]
+        if self._device >= 0:
+            self._both.register(self._device, select.POLLIN)
         self._both.register(descriptor, select.POLLIN)
         self._others.register(descriptor, select.POLLIN)
         trio.lowlevel.add_instrument(self)
@@ -71,6 +76,14 @@ class Idling(trio.abc.Instrument):
             if ready or not left_s:
                 await trio.lowlevel.checkpoint()
         await trio.lowlevel.wait_readable(self._device)
+
+    def nap(self, seconds: float) -> bool:
+        """Sleep so long, or until another task has anything to do; whether one has (it need not have)."""
+        if self._left_s() <= 0:
+            if not self._works:
+                time.sleep(seconds)
+            return True
+        return bool(select.select(self._epoll, (), (), seconds)[0])
 
     async def give_way(self) -> None:
         """Let other tasks have their turn, if one has anything to do."""
