@@ -375,9 +375,9 @@ def _traces() -> set[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folders = [Path("/dev/shm"), *([Path(runtime)] if runtime else [])]
     found = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
+    found |= set(Path("/tmp").glob("deepiofs*"))
     # Benchmarks, and `try`, have folders of their own, and may run beside the tests.
-    others = ("deepiofs-bench-", "deepiofs-try.")
-    return found | {path for path in Path("/tmp").glob("deepiofs*") if not path.name.startswith(others)}
+    return {path for path in found if not path.name.startswith(("deepiofs-bench-", "deepiofs-try."))}
 
 
 def _abandoned(traces: set[Path]) -> set[Path]:

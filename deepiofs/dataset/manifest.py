@@ -70,6 +70,8 @@ class Manifest:
         self.content_of = columns["content"].data
         self._name_at = columns["name_at"].data
         self._names = columns["names"].data
+        self._hashes = columns["path_hash"]
+        self._hash_of = columns["path_hash"].data
         self._hash_row = columns["path_row"].data
         self._directory_path = functools.lru_cache(maxsize=65536)(self._join_path)
 
@@ -105,9 +107,8 @@ class Manifest:
     def lookup(self, directory: int, name: bytes) -> int | None:
         """The row of a name in a directory."""
         digest = xxhash.xxh3_64_intdigest(self._directory_path(directory) + name)
-        hashes = self.columns["path_hash"]
-        place = int(hashes.searchsorted(np.uint64(digest)))
-        while place < len(hashes) and int(hashes[place]) == digest:
+        place = int(self._hashes.searchsorted(np.uint64(digest)))
+        while place < self.n_rows and self._hash_of[place] == digest:
             row = self._hash_row[place]
             if self.parent_of[row] == directory and self.name(row) == name:
                 return row

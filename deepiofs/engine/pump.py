@@ -5,8 +5,9 @@ while a reader, here or at a peer, waits for bytes; every millisecond while byte
 which is as fast over all and leaves the processor to the readers; and 50 times a second when idle, which costs under
 1 % of a core.
 
-At the first pace it naps by time.sleep in the trio thread: epoll's timeout has whole milliseconds, and one
-millisecond between polls makes a single get over TCP four times as slow (measured: 1,300 against 326 us).
+At the first pace it naps in the trio thread: epoll's timeout has whole milliseconds, and one millisecond between polls
+makes a single get over TCP four times as slow (measured: 1,300 against 326 us). A nap ends when another task has
+anything to do; a poll that finds nothing costs no pass of trio's scheduler.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 import trio
 
 from deepiofs.engine.peers import Peers
+from deepiofs.idling import Idling
 
 _NAP_S = 50e-6
 _URGENT_S = 0.05
@@ -32,6 +34,7 @@ class Pump:
         self._urgent_until = 0.0
         self._active_until = 0.0
         self._called = trio.Event()
+        self._idling = Idling()
 
     def wake(self, urgent: bool) -> None:
         """Poll often from now on; urgent: as often as can be, for a moment."""
@@ -43,13 +46,22 @@ class Pump:
 
     async def run(self) -> None:
         """Poll for ever."""
+        await self._idling.begin()
+        try:
+            await self._poll()
+        finally:
+            self._idling.end()
+
+    async def _poll(self) -> None:
         while True:
-            if self._peers.poll():
+            moved = self._peers.poll()
+            if moved:
                 self._active_until = time.monotonic() + _ACTIVE_S
             now = time.monotonic()
             if now < self._urgent_until:
-                await trio.lowlevel.checkpoint()
-                time.sleep(_NAP_S)
+                # Two of three polls find nothing: then no other task has its turn, unless one has anything to do.
+                if moved or self._idling.nap(_NAP_S):
+                    await trio.lowlevel.checkpoint()
             else:
                 await self._rest(_CALM_S if self._peers.busy() or now < self._active_until else _IDLE_S)
 

@@ -120,7 +120,7 @@ class Service:
         else:
             await self._loader.load_all()
         await self._load_replicas()
-        log.info("rank %d loaded its part in %.1f s", self._world.rank, time.monotonic() - started)
+        log.info("rank %d loaded its part in %.3f s", self._world.rank, time.monotonic() - started)
         await _passed(self._peers.enter_warm())
         self._rank.board[Counter.STATE_WARM] = 1
 

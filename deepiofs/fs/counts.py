@@ -25,6 +25,7 @@ class Counts:
     """Counters of one mount, from its start on."""
 
     def __init__(self) -> None:
+        self.requests = 0
         self.opens = 0
         self.reads = 0
         self.bytes_served = 0

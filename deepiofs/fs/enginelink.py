@@ -8,6 +8,7 @@ requests (`fs.requests`) then fail, and the reader asks the source.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -93,6 +94,11 @@ class EngineLink:
         """Which units are to be held by this node; bool, as `units`."""
         near: npt.NDArray[np.bool_] = np.isin(self.layout["home"][units], list(self._stores))
         return near
+
+    @functools.cached_property
+    def all_near(self) -> bool:
+        """Whether everything is to be held by this node."""
+        return bool(np.isin(self.layout["home"], list(self._stores)).all())
 
     def reachable(self, unit: int) -> bool:
         """Whether a fetch would ask a peer."""

@@ -41,19 +41,33 @@ _AHEAD_UNITS = 2
 class OpenFile:
     """One open file: what is read through one handle."""
 
-    __slots__ = ("ahead", "asked_ahead", "checked", "content", "first", "run", "size", "source", "to_come", "whole")
+    __slots__ = ("_source", "ahead", "asked_ahead", "checked", "content", "first", "run", "size", "to_come", "whole")
 
     def __init__(self, content: int, first: int, size: int, whole: bool = False) -> None:
         self.content = content  # the row whose bytes these are
         self.first = first  # its first unit
         self.size = size
         self.checked: set[int] = set()  # units whose digest was compared through this handle
-        self.source = SourceHandle(content)
+        self._source: SourceHandle | None = None
         self.to_come = 0  # where the next read begins, if it goes on
         self.run = _RUN_BYTES  # bytes that were read in order; who begins at the beginning is believed at once
         self.whole = whole  # it will be read to its end, even if it is small
         self.asked_ahead = 0  # extents, from the first on, that were asked for ahead or read
         self.ahead: set[int] = set()  # units that were asked for ahead through this handle, and not read yet
+
+    @property
+    def source(self) -> SourceHandle:
+        """What the source is read through: made when it is first needed, as most files never need it."""
+        if self._source is None:
+            self._source = SourceHandle(self.content)
+        return self._source
+
+    def mark_closed(self) -> bool:
+        """Nobody reads any more. Whether there is something of the source to close."""
+        if self._source is None:
+            return False
+        self._source.mark_closed()
+        return self._source.is_open
 
     @property
     def units(self) -> int:
@@ -103,10 +117,10 @@ class Reader:
 
     async def close(self, file: OpenFile) -> None:
         """The handle is gone."""
-        for unit in list(file.ahead):
-            self._arrived_at(file, unit)
-        file.source.mark_closed()
-        if file.source.is_open:
+        if file.ahead:
+            for unit in list(file.ahead):
+                self._arrived_at(file, unit)
+        if file.mark_closed():
             # Nobody waits for it: a source that hangs in close(2) must not keep a mount from ending.
             trio.lowlevel.start_thread_soon(file.source.close, lambda result: None)
 

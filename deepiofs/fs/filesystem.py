@@ -13,6 +13,7 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import trio
 import xxhash
@@ -44,8 +45,7 @@ class FsError(Exception):
         self.errno = number
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(NamedTuple):
     """A handle, and what the kernel must know of it."""
 
     handle: int
@@ -81,7 +81,7 @@ class FileSystem:
         order_log: OrderLog | None = None,
     ) -> None:
         self._tree, self._control, self._reader = tree, control, reader
-        self._counts, self.statistics, self.streams = counts, statistics, streams
+        self.counts, self.statistics, self.streams = counts, statistics, streams
         self._shuffle, self._order_log = shuffle, order_log
         self._handles: dict[int, OpenFile | OpenStream | bytes] = {}
         self._bound: dict[int, Bound] = {}
@@ -136,7 +136,7 @@ class FileSystem:
             return self._open_control(node, flags)
         if flags & _CHANGING:
             raise FsError(errno.EROFS)
-        self._counts.opens += 1
+        self.counts.opens += 1
         if node >= STREAM_BASE:
             return Opened(self._keep(await self.streams.open(node)))
         if self._shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
@@ -155,7 +155,7 @@ class FileSystem:
                 data, origin = await self._reader.read(file, at, size)
         except (OSError, DeepiofsError) as error:
             raise self._failure(file, error) from None
-        self._counts.served_from(origin, len(data))
+        self.counts.served_from(origin, len(data))
         return data
 
     def write(self, node: int, data: bytes) -> int:
@@ -263,6 +263,6 @@ class FileSystem:
 
     def _failure(self, file: OpenFile | OpenStream, error: OSError | DeepiofsError) -> FsError:
         number = error.errno or errno.EIO
-        self._counts.failed(number)
+        self.counts.failed(number)
         log.warning("%s: %s", file.name if isinstance(file, OpenStream) else self._reader.name(file), error)
         return FsError(number)

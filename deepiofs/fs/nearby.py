@@ -29,6 +29,11 @@ class Nearby:
             return False
         return bool(self._link.board[Counter.STATE_WARM]) or not any(True for _ in self.lacking(sample))
 
+    @property
+    def has_all(self) -> bool:
+        """Whether nothing is lacking, nor ever will be."""
+        return bool(self._link.board[Counter.STATE_WARM]) and self._link.all_near
+
     def lacking(self, sample: int) -> Iterator[tuple[int, int]]:
         """(unit, bytes) of a sample that is not in memory now."""
         link = self._link

@@ -103,7 +103,7 @@ class Prefetcher:
 
     def ready(self, sample: int) -> bool:
         """Whether a draw may take a sample without waiting: it is in memory, or cannot be had from there."""
-        if not self._on:
+        if not self._on or self._nearby.has_all:
             return True
         claim = self._claims.get(sample)
         return not claim.missing if claim else self._nearby.has(sample)
@@ -113,6 +113,8 @@ class Prefetcher:
         if not self._on:
             return
         self._drop(sample)
+        if self._nearby.has_all:
+            return  # whose share it was matters no more
         self._share[group] += 1
         self._recent.append(group)
         if len(self._recent) > self.window:

@@ -170,6 +170,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("pass", "gauge", "current pass", lambda r: r.number),
     Metric("members", "gauge", "ranks that take part in the current pass", lambda r: r.members),
     Metric("draws", "counter", "samples drawn", lambda r: r.shuffle.draws if r.shuffle else 0),
+    Metric("requests", "counter", "requests of the kernel", lambda r: r.counts.requests),
     Metric("opens", "counter", "files opened", lambda r: r.counts.opens),
     Metric("reads", "counter", "read requests answered", lambda r: r.counts.reads),
     Metric("bytes_served", "counter", "bytes answered", lambda r: r.counts.bytes_served),

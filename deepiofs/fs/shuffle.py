@@ -10,10 +10,10 @@ binder is asked again: another task may have bound the name meanwhile.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -35,8 +35,7 @@ _STALE_S = 1.0
 _PAUSE_S = 0.05
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(NamedTuple):
     """What an open binds: keep with the handle. row: whose bytes. draws: whether this open is a draw."""
 
     binding: Binding
@@ -105,6 +104,8 @@ class Shuffle:
         """The row whose bytes an open of this name by this thread would read: reserves, does not draw (S6)."""
         begun = self.told.tells
         binding = self._look(thread, row)
+        if binding is None and (draw := self._take_at_hand(self._roster.group_of(row))):
+            binding = self._reserve(thread, row, draw)  # nothing was awaited since the look
         while binding is None:
             draw = await self._take(self._roster.group_of(row))
             # Nothing is awaited from here on.
@@ -218,13 +219,16 @@ class Shuffle:
     async def _take(self, group: int) -> Draw:
         """The next sample for this mount: its own queue's, then the others', then the next pass's."""
         queues = self._queues_of(group)
-        if queues.is_loaded and (draw := self._take_ready(queues)):
-            return draw
         self._takers[group] += 1
         try:
             return await self._take_slowly(group, queues)
         finally:
             self._takers[group] -= 1
+
+    def _take_at_hand(self, group: int) -> Draw | None:
+        """The next sample for this mount, if nothing has to be waited for."""
+        queues = self._queues_of(group)
+        return self._take_ready(queues) if queues.is_loaded else None
 
     def _take_ready(self, queues: GroupQueues) -> Draw | None:
         draw = queues.take(self._ahead.window, self._ahead.ready)

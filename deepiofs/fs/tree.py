@@ -9,10 +9,10 @@ other symbolic links that were followed have their own.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import stat
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from deepiofs.dataset.manifest import CONTROL_NAME, ROOT, Manifest
 from deepiofs.options import Settings
@@ -33,9 +33,8 @@ SIZE_VALID_S = 60.0
 BLOCK_BYTES = 128 << 10
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attributes:
-    """What stat(2) says of a node.
+class Attributes(NamedTuple):
+    """What stat(2) says of a node. A tuple takes a fifth of the time of a frozen dataclass, and each request makes one.
 
     valid_s: how long the kernel may believe it. name_valid_s: how long it may believe the name that led there.
     """

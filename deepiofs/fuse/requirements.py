@@ -18,7 +18,7 @@ from deepiofs.errors import FuseUnavailableError, MountPointError
 from deepiofs.options import Settings
 
 _DEVICE = "/dev/fuse"
-_DEVICE_NUMBER = (10, 229)
+DEVICE_NUMBER = (10, 229)
 _USUAL_PATH = "/usr/local/bin:/usr/bin:/bin"
 _CAP_SYS_ADMIN = 21
 _DESCRIPTOR = re.compile(r"/dev/fd/(\d+)")
@@ -52,7 +52,7 @@ def passed_descriptor(mountpoint: str) -> int | None:
     if match is None:
         return None
     try:
-        if os.fstat(int(match[1])).st_rdev == os.makedev(*_DEVICE_NUMBER):
+        if os.fstat(int(match[1])).st_rdev == os.makedev(*DEVICE_NUMBER):
             return int(match[1])
     except OSError:
         pass
@@ -61,7 +61,7 @@ def passed_descriptor(mountpoint: str) -> int | None:
 
 def _check_device() -> None:
     try:
-        if os.stat(_DEVICE).st_rdev != os.makedev(*_DEVICE_NUMBER):
+        if os.stat(_DEVICE).st_rdev != os.makedev(*DEVICE_NUMBER):
             raise FuseUnavailableError(f"{_DEVICE} is not the FUSE device; make it with mknod {_DEVICE} c 10 229")
         os.close(os.open(_DEVICE, os.O_RDWR | os.O_CLOEXEC))
     except FileNotFoundError:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import re
@@ -14,15 +15,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyfuse3
+import trio
 
 from deepiofs.errors import FuseUnavailableError
-from deepiofs.fuse.fastloop import fast_loop
+from deepiofs.fuse.express import Express
 from deepiofs.fuse.operations import Operations
+from deepiofs.fuse.requirements import DEVICE_NUMBER, passed_descriptor
 from deepiofs.options import Settings
 
 log = logging.getLogger(__name__)
 
-_MAX_TASKS = 256
+# What pyfuse3 answers at once: its answers go through a socket that must not be filled.
+_MAX_TASKS = 16
 # The largest request there is (FUSE_MAX_MAX_PAGES).
 _READ_AHEAD_KB = 1024
 
@@ -50,12 +54,16 @@ class Session:
 
     def __init__(self, operations: Operations, mountpoint: str, options: set[str]) -> None:
         """Mount. FuseUnavailableError if the kernel, or fusermount3, refuses."""
+        self._filesystem = operations.filesystem
+        before = _devices()
         with _said() as said:
             try:
                 pyfuse3.init(operations, mountpoint, options)
             except RuntimeError as error:
                 why = "; ".join(said()) or str(error)
                 raise FuseUnavailableError(f"cannot mount at {mountpoint}: {why}") from None
+        passed = passed_descriptor(mountpoint)
+        (self._descriptor,) = _devices() - before if passed is None else {passed}
 
     def allow_background(self, connection: int, requests: int) -> None:
         """Let the kernel have this many read-ahead requests under way, where it lets us say so.
@@ -81,8 +89,26 @@ class Session:
 
     async def serve(self) -> None:
         """Answer requests until the file system is unmounted or this task is cancelled."""
-        with fast_loop():
-            await pyfuse3.main(max_tasks=_MAX_TASKS)
+        with self._express() as express:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(functools.partial(pyfuse3.main, max_tasks=_MAX_TASKS))
+                await express.run()
+                nursery.cancel_scope.cancel()
+
+    @contextlib.contextmanager
+    def _express(self) -> Iterator[Express]:
+        """The express lane at the device, and one of its sockets where libfuse believes the device to be."""
+        device = os.dup(self._descriptor)
+        os.set_blocking(device, False)
+        express = Express(device, self._filesystem)
+        os.dup2(express.there.fileno(), self._descriptor, inheritable=False)
+        try:
+            yield express
+        finally:
+            # libfuse unmounts, and closes what must be the last descriptor of the device by then.
+            os.dup2(device, self._descriptor, inheritable=False)
+            os.close(device)
+            express.close()
 
     def close(self, unmount: bool) -> None:
         """End the session; open files do not hinder it.
@@ -90,6 +116,16 @@ class Session:
         unmount: whether it still is mounted. If not, libfuse would take away what is mounted there by now.
         """
         pyfuse3.close(unmount=unmount)
+
+
+def _devices() -> set[int]:
+    """The descriptors of the FUSE device that this process has: pyfuse3 does not tell which one is its own."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.stat(int(name)).st_rdev == os.makedev(*DEVICE_NUMBER):
+                found.add(int(name))
+    return found
 
 
 @contextlib.contextmanager

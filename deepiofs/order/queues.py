@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,7 @@ Load = Callable[[int], npt.NDArray[np.uint32]]
 Ready = Callable[[int], bool]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(NamedTuple):
     """A sample taken in a pass of a group."""
 
     group: int
@@ -66,8 +66,8 @@ class _Queue:
 
     def near(self, count: int) -> list[int]:
         """The next entries, in order: `count` of them or a few more, less only at the end. Not to be changed."""
-        missing = min(count - len(self._near), self._back - self._front)
-        if missing > 0:
+        missing = count - len(self._near)
+        if missing > 0 and (missing := min(missing, self._back - self._front)):
             self._due += range(self._taken + len(self._near), self._taken + len(self._near) + missing)
             self._near += self._order[self._front : self._front + missing]
             self._front += missing
@@ -148,8 +148,10 @@ class GroupQueues:
 
     def _first_ready(self, window: int, ready: Ready) -> int | None:
         queue = self._queue(self.current)
+        near = queue.near(window)
+        if near and ready(near[0]):
+            return 0  # nearly always
         choice = queue.choice(window)
-        near = queue.near(choice)
         return next((place for place in range(choice) if ready(near[place])), None)
 
     def _take_earlier(self) -> Draw | None:

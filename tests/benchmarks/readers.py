@@ -87,10 +87,14 @@ def _hear(reader: subprocess.Popen[str]) -> str:
     return reader.stdout.readline().strip()
 
 
-def drop_caches() -> bool:
-    """Make the page cache, names and inodes of all file systems cold; False where this process may not."""
+def drop_caches(sync: bool = True) -> bool:
+    """Make the page cache, names and inodes of all file systems cold; False where this process may not.
+
+    sync: also what is to be written first, which takes its time where others write.
+    """
     try:
-        os.sync()
+        if sync:
+            os.sync()
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
     except OSError:
         return False
@@ -113,10 +117,11 @@ def make_files(root: Path, count: int, size: int, per_directory: int = 1000) -> 
 
 def _read(root: str, names: Sequence[str], step_s: float) -> int:
     total = 0
+    buffers = [bytearray(_READ_BYTES)]  # an object of a megabyte for each read would cost more than a small file
     for name in names:
         fd = os.open(f"{root}/{name}", os.O_RDONLY)
-        while got := os.read(fd, _READ_BYTES):
-            total += len(got)
+        while got := os.readv(fd, buffers):
+            total += got
         os.close(fd)
         if step_s:
             time.sleep(step_s)

@@ -2,29 +2,26 @@
 
 2,000 files of 100 KB in one shuffled mount, warm. Its tar stream of a pass is read in order by one reader; beside it
 the same files, opened one by one in random order through the same mount, and a file of the same size that the least
-FUSE file system in C (`onefile.c`) serves from memory. In turn; the kernel's caches are dropped before each. Medians,
+FUSE file system in C (`memoryfs.c`) serves from memory. In turn; the kernel's caches are dropped before each. Medians,
 and medians of the ratios within one turn.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
+from tests.benchmarks.peers import by_c
 from tests.benchmarks.readers import drop_caches, files_per_second, make_files
-from tests.mounts import Mount, ending, mounted, wait_until
+from tests.mounts import Mount, mounted
 
 _FILES, _BYTES = 2000, 100_000
 _READ_BYTES = 1 << 20
-_SOURCE = Path(__file__).parent / "onefile.c"
 
 
 def megabytes_per_second(path: Path) -> float:
@@ -35,23 +32,6 @@ def megabytes_per_second(path: Path) -> float:
         while n := file.readinto(buffer):
             total += n
     return total / 1e6 / (time.perf_counter() - begun)
-
-
-@contextlib.contextmanager
-def served_by_c(folder: Path, content: Path) -> Iterator[Path]:
-    """The file as the C file system serves it."""
-    program, point = folder / "onefile", folder / "c"
-    point.mkdir()
-    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=True)
-    subprocess.run(["gcc", "-O2", "-o", program, _SOURCE, *flags.stdout.split()], check=True)
-    with ending(subprocess.Popen([program, content, point], text=True)) as server:
-        wait_until(lambda: os.path.ismount(point) or server.poll() is not None, "the C file system is mounted")
-        try:
-            yield point / "file"
-        finally:
-            # It unmounts itself. A copy of the mount in another namespace would keep it alive after an umount.
-            server.terminate()
-            server.wait(10)
 
 
 def compare(mount: Mount, names: list[str], c_file: Path, repetitions: int) -> None:
@@ -84,9 +64,10 @@ def main() -> None:
         point.mkdir()
         with mounted(source, point, "cache=1G", "shuffle=dir") as mount:
             content = folder / "content"
-            shutil.copyfile(point / ".deepiofs/stream/tar/epoch-0/0-of-1.tar", content)
-            with served_by_c(folder, content) as c_file:
-                compare(mount, names, c_file, repetitions)
+            content.mkdir()
+            shutil.copyfile(point / ".deepiofs/stream/tar/epoch-0/0-of-1.tar", content / "file")
+            with by_c(content, folder) as root:
+                compare(mount, names, root / "file", repetitions)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import trio
 from deepiofs.engine import pump as pump_module
 from deepiofs.engine.peers import NoPeers
 from deepiofs.engine.pump import Pump
+from deepiofs.idling import Idling
 from tests.doubles import in_trio_time
 
 _URGENT_S, _CALM_S, _ACTIVE_S, _IDLE_S = 0.05, 1e-3, 1.0, 0.02
@@ -32,6 +33,18 @@ class _Clock:
     def sleep(self, seconds: float) -> None:
         self.slept += seconds
         self.naps += 1
+
+
+class _Idling(Idling):
+    """Naps by the clock; whether others have anything to do is so."""
+
+    def __init__(self, clock: _Clock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def nap(self, seconds: float) -> bool:
+        self._clock.sleep(seconds)
+        return super().nap(0)
 
 
 class _Peers(NoPeers):
@@ -80,6 +93,7 @@ class _Engine:
 def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
     clock = _Clock()
     monkeypatch.setattr(pump_module, "time", clock)
+    monkeypatch.setattr(pump_module, "Idling", lambda: _Idling(clock))
     return _Engine(clock)
 
 

@@ -22,9 +22,10 @@ _ARROWS = {
     "dataset": {"errors"},
     "order": {"dataset", "errors"},
     "memory": {"dataset", "options", "errors"},
-    "engine": {"dataset", "memory", "options", "errors", "journal"},
+    "idling": set(),
+    "engine": {"dataset", "memory", "options", "errors", "journal", "idling"},
     "fs": {"dataset", "memory", "order", "options", "errors"},
-    "fuse": {"fs", "options", "errors"},
+    "fuse": {"fs", "options", "errors", "idling"},
     "cli": {"errors", "options", "journal", "dataset", "order", "memory", "engine", "fs", "fuse"},
 }
 _ONLY_IMPORTERS = {

@@ -193,8 +193,7 @@ class OpenStream:
 
     def _forget(self, file: OpenFile) -> None:
         """A file is not needed any more; one of the source is closed by the next read that waits anyway."""
-        file.source.mark_closed()
-        if file.source.is_open or file.asked_ahead:
+        if file.mark_closed() or file.asked_ahead:
             self._to_close.append(file)
 
     async def _close_files(self) -> None:
