@@ -1,10 +1,10 @@
 """Waiting without a pass of trio's scheduler: for the FUSE device, and between two polls of MPI.
 
 A pass, and two changes of what epoll watches, cost more than a request, and with one reader there was one for each
-request (measured: 61 us of processor time per open, read and close of a cached file, 38 so). So who finds the device
-empty, and sees that no other task can run, waits in poll(2) for it *and* for whatever trio waits for: trio's epoll
-descriptor is readable when any of that is. trio does not show that descriptor; where it is not found, all waiting is
-trio's.
+request (measured on a busy machine: a median of 118 us of processor time per open, read and close of a cached file,
+71 so). So who finds the device empty, and sees that no other task can run, waits in poll(2) for it *and* for whatever
+trio waits for: trio's epoll descriptor is readable when any of that is. trio does not show that descriptor; where it is
+not found, all waiting is trio's.
 
 **Threading.** The trio thread. **Invariants.** `_runnable` has each task that trio will run without waiting, be it in
 its queue or in what it took from it already: nobody is kept from running by a wait here.
