@@ -55,7 +55,7 @@ class Lane:
         def no_orders() -> Any:
             raise AssertionError("no stream was asked for")
 
-        streams = Streams(tree, formats_of(tree), no_orders, reader, ahead, current=lambda: 0)
+        streams = Streams(tree, True, formats_of(tree), no_orders, reader, ahead, current=lambda: 0)
         control = ControlTree((), 0o755)
         self.filesystem = FileSystem(
             tree, control, reader, self.mounted.counts, Statistics(0, 4096, 0), streams, shuffle
