@@ -26,8 +26,8 @@ from deepiofs.memory.store import UNITS_AT, span
 
 EXTENT_BYTES = 4 << 20
 NOWHERE = -1
-# Multiplied by it, modulo 2^32 too, consecutive numbers come in an order as if by chance (Knuth, TAOCP 3, 6.4).
-_ODD = np.uint64(0x9E3779B97F4A7C15)
+# Multiplied by it, modulo 2^32, consecutive numbers come in an order as if by chance (Knuth, TAOCP 3, 6.4).
+_ODD = np.uint64(0x9E3779B1)
 _LOW = np.uint64((1 << 32) - 1)
 _GOLDEN = 0.6180339887498949
 

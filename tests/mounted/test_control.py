@@ -112,10 +112,15 @@ def test_status_shows_it_to_people_and_to_programs(nasty: Mount) -> None:
 
 @pytest.mark.parametrize("below", ["", ".deepiofs/exact"])
 def test_extended_attributes(nasty: Mount, below: str) -> None:
-    path = nasty.point / below / "plain/4097"
-    assert os.getxattr(path, "user.deepiofs.sample") == b"plain/4097"
-    assert os.getxattr(path, "user.deepiofs.origin") == b"local"
-    expected = xxhash.xxh3_64_hexdigest((nasty.source / "plain/4097").read_bytes())
+    nasty.wait()
+    # Not all of it fits in memory.
+    names = [f"plain/{size}" for size in (511, 4095, 4096, 4097, 131_071, 131_073, 1 << 20)]
+    origins = {name: os.getxattr(nasty.point / below / name, "user.deepiofs.origin") for name in names}
+    assert set(origins.values()) <= {b"local", b"source"}
+    name = next(name for name, origin in origins.items() if origin == b"local")
+    path = nasty.point / below / name
+    assert os.getxattr(path, "user.deepiofs.sample") == name.encode()
+    expected = xxhash.xxh3_64_hexdigest((nasty.source / name).read_bytes())
     assert os.getxattr(path, "user.deepiofs.xxh3") == expected.encode()
 
 

@@ -194,7 +194,8 @@ def test_umount_8_takes_a_dead_mount_away(machine: Machine, flag: str) -> None:
     pid = int(json.loads(machine.root.output("cat", f"{machine.point}/.deepiofs/stats"))["pid"])
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: not is_running(pid), "the mount was killed")
-    assert "Transport endpoint" in machine.root.run("ls", str(machine.point)).stderr
+    # What is asked while it dies is told of an aborted connection.
+    wait_until(lambda: "Transport endpoint" in machine.root.run("ls", str(machine.point)).stderr, "the mount is dead")
     machine.root.output("umount", flag, str(machine.point))
     assert not machine.is_mounted()
     machine.root.output("mount", "-t", "deepiofs", "-o", OPTIONS, str(machine.source), str(machine.point))

@@ -385,7 +385,7 @@ async def test_the_place_of_a_late_get_is_lent_until_the_get_ends() -> None:
         assert fetching.board[Counter.QUARANTINED_BYTES] == _SPAN
         pressed = fetching.sent.count(Pressed())
         nursery.start_soon(fetching.obtain, 2)  # from the source, and the late get still has the only place
-        await trio.sleep(_PRESS_EVERY_S)
+        await trio.sleep(1.5 * _PRESS_EVERY_S)
         assert fetching.sent.count(Pressed()) > pressed
         fetching.peers.answer(1)
         await trio.testing.wait_all_tasks_blocked()
