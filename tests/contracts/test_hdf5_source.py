@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from deepiofs.dataset.sources.hdf5 import Hdf5Source
+from deepiofs.dataset.sources.hdf5.source import Hdf5Source
 from tests.contracts.sources import Contender, PackedContract
 
 h5py = pytest.importorskip("h5py")

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepiofs.dataset.sources import Piece, Solo, open_source
-from deepiofs.dataset.sources.keynames import key_of, paths_of
-from deepiofs.dataset.sources.lmdb import LmdbSource
+from deepiofs.dataset.sources.lmdb.keynames import key_of, paths_of
+from deepiofs.dataset.sources.lmdb.source import LmdbSource
 from deepiofs.errors import SourceError
 from tests.contracts.sources import Contender, PackedContract, opened, read, row_of, scan, sizes_of
 from tests.sources.lmdbs import datum_of, image, write

@@ -16,9 +16,10 @@ import fsspec
 import pytest
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Packed, Piece, Selection, Solo, remotetree
-from deepiofs.dataset.sources.remote import RemoteSource
-from deepiofs.dataset.sources.tar import TarSource
+from deepiofs.dataset.sources import Packed, Piece, Selection, Solo
+from deepiofs.dataset.sources.packs.tar import TarSource
+from deepiofs.dataset.sources.stores import tree as remotetree
+from deepiofs.dataset.sources.stores.source import RemoteSource
 from deepiofs.errors import SourceChangedError
 from tests.contracts.sources import (
     FILES,

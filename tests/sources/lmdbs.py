@@ -12,7 +12,7 @@ from typing import Any
 import lmdb
 from PIL import Image
 
-from deepiofs.dataset.sources import datum
+from deepiofs.dataset.sources.lmdb import datum
 
 _MAP_BYTES = 1 << 26
 

@@ -25,7 +25,7 @@ Edits = list[tuple[str, float, int]]
 # Indexes each file that it is told of in a process of its own, and says how that ended.
 _INDEXER = """
 import json, mmap, os, sys
-from deepiofs.dataset.sources.lmdbindex import index
+from deepiofs.dataset.sources.lmdb.index import index
 from deepiofs.errors import DeepiofsError
 for line in iter(sys.stdin.readline, ""):
     path, how = json.loads(line)

@@ -16,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deepiofs.dataset.manifest import Manifest
-from deepiofs.dataset.sources import Piece, hdf5, hdf5readers, open_source, registry
-from deepiofs.dataset.sources.hdf5 import Block, Dataset, Hdf5Source
+from deepiofs.dataset.sources import Piece, open_source, registry
+from deepiofs.dataset.sources.hdf5 import readers as hdf5readers
+from deepiofs.dataset.sources.hdf5 import source as hdf5
+from deepiofs.dataset.sources.hdf5.source import Block, Dataset, Hdf5Source
 from deepiofs.errors import CorruptRecordError, DeepiofsError, EnvironmentFault, SourceError
 from tests.contracts.sources import opened, read, row_of, scan, sizes_of
 

@@ -13,9 +13,9 @@ import pytest
 
 from deepiofs.dataset.sources import absolute_name, open_source
 from deepiofs.dataset.sources.directory import DirectorySource
+from deepiofs.dataset.sources.packs.tar import TarSource
+from deepiofs.dataset.sources.packs.zip import ZipSource
 from deepiofs.dataset.sources.registry import split
-from deepiofs.dataset.sources.tar import TarSource
-from deepiofs.dataset.sources.zip import ZipSource
 from deepiofs.errors import EnvironmentFault, SourceError
 from tests.mounts import HERE, Place, mounted
 from tests.packs import contents, framed, tar_member

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deepiofs.dataset.sources import Selection, Solo, open_source, registry
-from deepiofs.dataset.sources.remote import RemoteSource
-from deepiofs.dataset.sources.remoteshards import RemoteShards
-from deepiofs.dataset.sources.remotetree import relative_path, store_path
-from deepiofs.dataset.sources.storeerrors import as_os_error
-from deepiofs.dataset.sources.storefacts import digest_of, mtime_ns_of
-from deepiofs.dataset.sources.stores import Store
+from deepiofs.dataset.sources.stores.errors import as_os_error
+from deepiofs.dataset.sources.stores.facts import digest_of, mtime_ns_of
+from deepiofs.dataset.sources.stores.filesystems import Store
+from deepiofs.dataset.sources.stores.shards import RemoteShards
+from deepiofs.dataset.sources.stores.source import RemoteSource
+from deepiofs.dataset.sources.stores.tree import relative_path, store_path
 from deepiofs.errors import EnvironmentFault, SourceChangedError, SourceError
 from tests.contracts.sources import opened, read, scan, sizes_of
 from tests.webserver import WebServer

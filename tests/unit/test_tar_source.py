@@ -116,7 +116,7 @@ def test_symbolic_links_are_followed_within_the_tar(tmp_path: Path) -> None:
 
 
 def test_links_that_multiply_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deepiofs.dataset.sources.links._MOST_FILES", 1000)
+    monkeypatch.setattr("deepiofs.dataset.sources.packs.links._MOST_FILES", 1000)
     steps = [symlink(f"d{i}/{side}", f"../d{i - 1}") for i in range(1, 40) for side in "ab"]
     with pytest.raises(SourceError, match="links=skip"):
         contents(written(tmp_path / "t.tar", member("d0/a", b"1"), *steps))

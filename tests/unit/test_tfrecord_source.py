@@ -13,7 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from deepiofs.dataset.sources import Packed, Piece, inflating, open_source
+from deepiofs.dataset.sources import Packed, Piece, open_source
+from deepiofs.dataset.sources.packs import inflating
 from deepiofs.errors import CorruptRecordError, DeepiofsError, EnvironmentFault, SourceError
 from tests.contracts.sources import opened, read, row_of, scan
 from tests.packs import contents, framed, outcomes, scanned

@@ -76,7 +76,7 @@ class Shards(Protocol):
 def shards_of(name: str, suffixes: tuple[str, ...]) -> Shards:
     """The containers of a path, glob or URL. suffixes: which files of a directory are meant."""
     if is_url(name):
-        from deepiofs.dataset.sources.remoteshards import RemoteShards
+        from deepiofs.dataset.sources.stores.shards import RemoteShards
 
         return RemoteShards(name, suffixes)
     return LocalShards(name, suffixes)

@@ -25,13 +25,13 @@ _HERE = "deepiofs.dataset.sources"
 # Scheme -> module and class.
 _SCHEMES = {
     "dir": ("directory", "DirectorySource"),
-    "lmdb": ("lmdb", "LmdbSource"),
-    "tfrecord": ("tfrecord", "TFRecordSource"),
-    "tar": ("tar", "TarSource"),
-    "zip": ("zip", "ZipSource"),
-    "hdf5": ("hdf5", "Hdf5Source"),
+    "lmdb": ("lmdb.source", "LmdbSource"),
+    "tfrecord": ("packs.tfrecord", "TFRecordSource"),
+    "tar": ("packs.tar", "TarSource"),
+    "zip": ("packs.zip", "ZipSource"),
+    "hdf5": ("hdf5.source", "Hdf5Source"),
 }
-_REMOTE = ("remote", "RemoteSource")
+_REMOTE = ("stores.source", "RemoteSource")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _HEAD_BYTES = 1024
 

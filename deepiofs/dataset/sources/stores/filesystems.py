@@ -18,10 +18,10 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from deepiofs.dataset.sources import storereads
 from deepiofs.dataset.sources.registry import require
-from deepiofs.dataset.sources.storeerrors import as_os_error
-from deepiofs.dataset.sources.storefacts import Info, digest_of
+from deepiofs.dataset.sources.stores import reads
+from deepiofs.dataset.sources.stores.errors import as_os_error
+from deepiofs.dataset.sources.stores.facts import Info, digest_of
 from deepiofs.errors import DeepiofsError, EnvironmentFault, SourceChangedError, SourceError
 
 # One request. A library that waits longer for an answer waits for a server that is gone.
@@ -83,9 +83,9 @@ class Store:
         with as_errors():
             fs = self.fs
             if hasattr(fs, "_info"):
-                found: Info = self.run(storereads.info, fs, path, timeout_s=REQUEST_S)
+                found: Info = self.run(reads.info, fs, path, timeout_s=REQUEST_S)
             else:
-                found = storereads.info_sync(fs, path)
+                found = reads.info_sync(fs, path)
         return found
 
     def digest(self, info: Info) -> int:
@@ -143,7 +143,7 @@ class Store:
     async def _read_one(self, gate: asyncio.Semaphore, fs: Any, one: Range) -> Outcome:
         async with gate:
             try:
-                reading: Awaitable[Info] = storereads.reader_of(self.scheme)(fs, one.path, one.at, one.buffer)
+                reading: Awaitable[Info] = reads.reader_of(self.scheme)(fs, one.path, one.at, one.buffer)
                 info = await asyncio.wait_for(reading, REQUEST_S)
             except Exception as error:
                 return as_os_error(error)
@@ -154,7 +154,7 @@ class Store:
         failure: Outcome = None
         try:
             with as_errors():
-                storereads.read_sync(fs, one.path, one.at, one.buffer)
+                reads.read_sync(fs, one.path, one.at, one.buffer)
         except OSError as error:
             failure = error
         try:

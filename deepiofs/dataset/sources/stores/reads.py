@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from deepiofs.dataset.sources.storeerrors import is_range_error
-from deepiofs.dataset.sources.storefacts import Info
+from deepiofs.dataset.sources.stores.errors import is_range_error
+from deepiofs.dataset.sources.stores.facts import Info
 
 Read = Callable[[Any, str, int, memoryview], Coroutine[Any, Any, Info]]
 

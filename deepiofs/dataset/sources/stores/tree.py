@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from deepiofs.dataset.sources import retry
 from deepiofs.dataset.sources.recordtree import Found
-from deepiofs.dataset.sources.storefacts import Info, digest_of, mtime_ns_of, size_of
-from deepiofs.dataset.sources.stores import Store, as_errors, unreadable
+from deepiofs.dataset.sources.stores.facts import Info, digest_of, mtime_ns_of, size_of
+from deepiofs.dataset.sources.stores.filesystems import Store, as_errors, unreadable
 from deepiofs.dataset.sources.team import Team, share, told_by_first
 from deepiofs.errors import SourceError
 

@@ -1,4 +1,4 @@
-"""The processes that read HDF5 files for this one (`hdf5child`): some, each started when it is first needed.
+"""The processes that read HDF5 files for this one (`hdf5.child`): some, each started when it is first needed.
 
 **Threading.** Any thread. A thread has a process for itself while it waits for an answer, and waits a bounded time.
 """
@@ -90,7 +90,7 @@ class _Reader:
     def __init__(self) -> None:
         # Not in a group of its own: it ignores the signals that the group gets, and ends with its standard input.
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "deepiofs.dataset.sources.hdf5child"],
+            [sys.executable, "-m", "deepiofs.dataset.sources.hdf5.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -6,9 +6,9 @@ import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from deepiofs.dataset.sources.datum import Datum, DatumReader, named_as_image
-from deepiofs.dataset.sources.keynames import escaped, fitting, paths_of
-from deepiofs.dataset.sources.lmdbmap import MappedFile, Place
+from deepiofs.dataset.sources.lmdb.datum import Datum, DatumReader, named_as_image
+from deepiofs.dataset.sources.lmdb.keynames import escaped, fitting, paths_of
+from deepiofs.dataset.sources.lmdb.map import MappedFile, Place
 from deepiofs.errors import SourceError
 
 AUTO, PLAIN, DATUM = "auto", "plain", "datum"

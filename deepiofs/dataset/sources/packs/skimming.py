@@ -5,11 +5,7 @@
 
 from __future__ import annotations
 
-import errno
-import io
-import os
-
-from deepiofs.dataset.sources.containers import OpenContainer
+from deepiofs.dataset.sources.containers import ContainerFile, OpenContainer
 
 # What a read behind a skip takes; records of up to twice this are read through instead.
 _LEAST_BYTES = 16 << 10
@@ -17,30 +13,14 @@ _LEAST_BYTES = 16 << 10
 _MOST_BYTES = 1 << 20
 
 
-class Skimmer(io.RawIOBase):
-    """A binary file, read only, that holds one window of the container."""
+class Skimmer(ContainerFile):
+    """A container's file that holds one window of it."""
 
     def __init__(self, container: OpenContainer, size: int) -> None:
-        self._container, self._size = container, size
+        super().__init__(container, size)
         self._window = memoryview(bytearray(_MOST_BYTES))
-        self._begin = self._end = self._at = 0
+        self._begin = self._end = 0
         self._step = _LEAST_BYTES
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence] + offset
-        if at < 0:
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._at = at
-        return at
 
     def read(self, size: int = -1, /) -> bytes:
         """ValueError for more than any header takes; short at the end."""

@@ -19,10 +19,10 @@ from typing import NamedTuple
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, SourceFile
 from deepiofs.dataset.sources.containers import Container, ContainerFile, OpenContainer, OpenShards
-from deepiofs.dataset.sources.inflating import RAW, InflatedContainer
+from deepiofs.dataset.sources.packs.inflating import RAW, InflatedContainer
+from deepiofs.dataset.sources.packs.zipmembers import STORED, Members, decoded
 from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource, runs
 from deepiofs.dataset.sources.recordtree import Found
-from deepiofs.dataset.sources.zipmembers import STORED, Members, decoded
 from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
 
 # Large members that are unpacked part by part, of which the state is kept.

@@ -48,7 +48,7 @@ def main() -> None:
 
 def answer(files: Files, request: dict[str, Any]) -> Iterator[Frame]:
     """The frames of an answer."""
-    from deepiofs.dataset.sources.hdf5index import describe_all
+    from deepiofs.dataset.sources.hdf5.index import describe_all
 
     try:
         file = files.get(request["name"], request["suffixes"], Container(*request["container"]))

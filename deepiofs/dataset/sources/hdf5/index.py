@@ -1,6 +1,6 @@
 """What is in an HDF5 file: the datasets whose rows become files, and what is left out.
 
-Runs in the child process (`hdf5child`), which has h5py.
+Runs in the child process (`hdf5.child`), which has h5py.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ import numpy as np
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources.containers import Container, LocalContainer, OpenContainer
-from deepiofs.dataset.sources.lmdbmap import Meta, check_length, place_reached, read_meta, shortage
-from deepiofs.dataset.sources.lmdbvalues import AUTO, DATUM, PLAIN
+from deepiofs.dataset.sources.lmdb.map import Meta, check_length, place_reached, read_meta, shortage
+from deepiofs.dataset.sources.lmdb.values import AUTO, DATUM, PLAIN
 from deepiofs.dataset.sources.records import RecordSource
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import is_url
@@ -115,7 +115,7 @@ def _found_by_child(path: str, how: str, short: str) -> Found:
     try:
         os.ftruncate(fd, mmap.PAGESIZE)
         # -P: nothing in the working directory of a job may shadow a module.
-        command = [sys.executable, "-P", "-m", "deepiofs.dataset.sources.lmdbindex", path, how, str(fd)]
+        command = [sys.executable, "-P", "-m", "deepiofs.dataset.sources.lmdb.index", path, how, str(fd)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, pass_fds=(fd,), check=False)
         with mmap.mmap(fd, mmap.PAGESIZE) as progress:
             reached = place_reached(progress)
@@ -141,7 +141,7 @@ def _end(done: subprocess.CompletedProcess[bytes]) -> str:
 
 
 def _unpacked(data: bytes) -> Found:
-    """What `lmdbindex.pack` has packed."""
+    """What `index.pack` has packed."""
     n = int(np.frombuffer(data, "<u4", 1)[0])
     lengths = np.frombuffer(data, "<u4", n, 4)
     size, at = np.frombuffer(data, "<i8", 2 * n, 4 + 4 * n).reshape(2, n)

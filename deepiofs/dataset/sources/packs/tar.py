@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from deepiofs.dataset.sources.containers import Container, OpenContainer
-from deepiofs.dataset.sources.links import Links
+from deepiofs.dataset.sources.packs.links import Links
+from deepiofs.dataset.sources.packs.skimming import Skimmer
 from deepiofs.dataset.sources.records import RecordSource
 from deepiofs.dataset.sources.recordtree import Found
-from deepiofs.dataset.sources.skimming import Skimmer
 from deepiofs.errors import DeepiofsError, SourceError
 
 COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tzst", ".tar.xz", ".txz", ".tar.bz2", ".tbz2")

@@ -3,7 +3,7 @@
 Of each dataset of at least one dimension, `DATASET/PATH/000042.npy` is what `numpy.save` writes of
 `dataset[42, ...]`; of several files, `FILE/DATASET/PATH/000042.npy`. Rows that lie in the file as numpy has them are
 read as ranges of its bytes behind a header that is known; others (chunked, compressed, of types that have to be
-converted) are read by h5py in blocks of whole chunks, in processes of its own (`hdf5child`).
+converted) are read by h5py in blocks of whole chunks, in processes of its own (`hdf5.child`).
 
 **Threading.** `open` and `read_pieces` may be called from any thread.
 """
@@ -27,7 +27,7 @@ import numpy as np
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, SourceFile
 from deepiofs.dataset.sources.containers import Container, OpenContainer
-from deepiofs.dataset.sources.hdf5readers import Readers
+from deepiofs.dataset.sources.hdf5.readers import Readers
 from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource, runs
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
@@ -231,7 +231,7 @@ class _RowFile:
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """What is read of a dataset at once. selection: as `hdf5child` takes it. begin, size: in the dataset's bytes."""
+    """What is read of a dataset at once. selection: as `hdf5.child` takes it. begin, size: in the dataset's bytes."""
 
     selection: list[Any]
     begin: int

@@ -17,9 +17,9 @@ from wcmatch import glob
 
 from deepiofs.dataset.sources import retry
 from deepiofs.dataset.sources.containers import Container, is_meant
-from deepiofs.dataset.sources.remotetree import list_tree, store_path
-from deepiofs.dataset.sources.storefacts import Info, mtime_ns_of, size_of
-from deepiofs.dataset.sources.stores import Range, Store, changed, unreadable
+from deepiofs.dataset.sources.stores.facts import Info, mtime_ns_of, size_of
+from deepiofs.dataset.sources.stores.filesystems import Range, Store, changed, unreadable
+from deepiofs.dataset.sources.stores.tree import list_tree, store_path
 from deepiofs.dataset.sources.team import Solo
 from deepiofs.errors import SourceError
 

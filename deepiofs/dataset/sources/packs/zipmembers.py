@@ -17,9 +17,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from deepiofs.dataset.sources.containers import Container, OpenContainer
-from deepiofs.dataset.sources.links import Links
+from deepiofs.dataset.sources.packs.links import Links
+from deepiofs.dataset.sources.packs.skimming import Skimmer
 from deepiofs.dataset.sources.recordtree import Found
-from deepiofs.dataset.sources.skimming import Skimmer
 from deepiofs.errors import SourceError
 
 STORED = -1

@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from deepiofs.dataset.sources.containers import Container, OpenContainer
-from deepiofs.dataset.sources.inflating import InflatedContainer
+from deepiofs.dataset.sources.packs.inflating import InflatedContainer
+from deepiofs.dataset.sources.packs.skimming import Skimmer
 from deepiofs.dataset.sources.records import RecordSource
 from deepiofs.dataset.sources.recordtree import Found
-from deepiofs.dataset.sources.skimming import Skimmer
 from deepiofs.dataset.tfrecords import HEAD, SUM, Crc, load_crc, masked
 from deepiofs.errors import CorruptRecordError, SourceError
 

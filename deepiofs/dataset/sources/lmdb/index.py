@@ -1,4 +1,4 @@
-"""Where the records of an LMDB lie: `python -m deepiofs.dataset.sources.lmdbindex`, a process of its own.
+"""Where the records of an LMDB lie: `python -m deepiofs.dataset.sources.lmdb.index`, a process of its own.
 
 The library maps the file and follows what it finds there. A file that is damaged, or cut while it is read, can end the
 process that does so; this one may end.
@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from deepiofs.dataset.sources.keynames import escaped, fitting
-from deepiofs.dataset.sources.lmdbmap import MappedFile, Place, place_reached
-from deepiofs.dataset.sources.lmdbvalues import PLAIN, Records, Values
+from deepiofs.dataset.sources.lmdb.keynames import escaped, fitting
+from deepiofs.dataset.sources.lmdb.map import MappedFile, Place, place_reached
+from deepiofs.dataset.sources.lmdb.values import PLAIN, Records, Values
 from deepiofs.dataset.sources.registry import require
 from deepiofs.errors import DeepiofsError, SourceError
 

@@ -1,7 +1,7 @@
 """Object stores and whatever else fsspec reads: the files below a URL.
 
-The index keeps 64 bits that say which version of each object was indexed (`storefacts.digest_of`), in the column
-`source_at`. They are compared with each read (`storereads`), and when a file is opened.
+The index keeps 64 bits that say which version of each object was indexed (`facts.digest_of`), in the column
+`source_at`. They are compared with each read (`reads`), and when a file is opened.
 
 **Threading.** All methods may be called from any thread.
 """
@@ -20,9 +20,9 @@ from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, Selection, SourceFile, Team, retry
 from deepiofs.dataset.sources.containers import Container
 from deepiofs.dataset.sources.recordtree import Found, columns_of_records
-from deepiofs.dataset.sources.remotetree import list_tree, relative_path, store_path
-from deepiofs.dataset.sources.storefacts import mtime_ns_of, size_of
-from deepiofs.dataset.sources.stores import Range, Store, unreadable
+from deepiofs.dataset.sources.stores.facts import mtime_ns_of, size_of
+from deepiofs.dataset.sources.stores.filesystems import Range, Store, unreadable
+from deepiofs.dataset.sources.stores.tree import list_tree, relative_path, store_path
 from deepiofs.dataset.sources.team import fails_for_all, told_by_first
 from deepiofs.errors import DeepiofsError, SourceError
 

@@ -1,0 +1,1 @@
+"""HDF5 as a source: the rows of its datasets."""

@@ -1,0 +1,1 @@
+"""Files that records lie in one after the other: tar, TFRecord, zip."""

@@ -1,0 +1,1 @@
+"""Object stores and the web as a source: whatever fsspec reads."""
