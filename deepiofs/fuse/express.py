@@ -43,6 +43,8 @@ _pack = protocol.OUT_HEADER.pack
 _UNANSWERED = {Opcode.FORGET, Opcode.BATCH_FORGET, Opcode.INTERRUPT}
 # No answer of pyfuse3 is longer: those that carry bytes of files, or names in directories, are not its.
 _ANSWER_BYTES = 1 << 17
+# What is done with what was opened, as in libfuse: who may open is asked when it is opened.
+_OF_HANDLES = {Opcode.READ, Opcode.WRITE, Opcode.RELEASE, Opcode.READDIRPLUS, Opcode.RELEASEDIR}
 # Who asked was killed; or all is unmounted.
 _GONE = {errno.ENOENT, errno.ENODEV}
 
@@ -50,9 +52,12 @@ _GONE = {errno.ENOENT, errno.ENODEV}
 class Express:
     """The lane of one session."""
 
-    def __init__(self, device: int, filesystem: FileSystem) -> None:
-        """device: a descriptor of /dev/fuse that does not block."""
-        self._device = device
+    def __init__(self, device: int, filesystem: FileSystem, only: frozenset[int] | None = None) -> None:
+        """device: a descriptor of /dev/fuse that does not block.
+
+        only: the users who may ask, for `allow_root`, which the kernel does not know; None if it says who may.
+        """
+        self._device, self._only = device, only
         self._here, self.there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._here.setblocking(False)
         self._packet = memoryview(bytearray(protocol.most_bytes()))
@@ -80,7 +85,7 @@ class Express:
     async def _serve(self, readers: trio.Nursery) -> None:
         """Read requests and answer them, until the end of the session, or of the first that has to wait."""
         idling, packet, device, unpack = self._idling, self._packet, self._device, protocol.IN_HEADER.unpack_from
-        buffers, counts = [packet], self._counts
+        buffers, counts, only = [packet], self._counts, self._only
         left = _IN_A_ROW
         while True:
             try:
@@ -94,12 +99,15 @@ class Express:
                 if error.errno == errno.ENOENT:  # its process was killed while it was read
                     continue
                 raise
-            _, opcode, unique, node, _, _, thread, _, _ = unpack(packet)
+            _, opcode, unique, node, user, _, thread, _, _ = unpack(packet)
             counts.requests += 1
             handler = self._handlers.get(opcode)
             if handler is None:
                 if opcode not in _UNANSWERED:
                     await self._pass_on(n)
+                continue
+            if only is not None and user not in only and opcode not in _OF_HANDLES:
+                self._write(_pack(_OUT_BYTES, -errno.EACCES, unique))
                 continue
             answering = handler(node, thread, packet[_BODY_AT:n])
             try:

@@ -55,6 +55,7 @@ class Session:
     def __init__(self, operations: Operations, mountpoint: str, options: set[str]) -> None:
         """Mount. FuseUnavailableError if the kernel, or fusermount3, refuses."""
         self._filesystem = operations.filesystem
+        self._only = frozenset({0, os.getuid()}) if "allow_root" in options else None
         before = _devices()
         with _said() as said:
             try:
@@ -100,7 +101,7 @@ class Session:
         """The express lane at the device, and one of its sockets where libfuse believes the device to be."""
         device = os.dup(self._descriptor)
         os.set_blocking(device, False)
-        express = Express(device, self._filesystem)
+        express = Express(device, self._filesystem, self._only)
         os.dup2(express.there.fileno(), self._descriptor, inheritable=False)
         try:
             yield express
