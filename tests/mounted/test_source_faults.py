@@ -18,7 +18,7 @@ from tests.conftest import MountFactory
 from tests.faultysource import CLOSE, OPEN, READ, FaultySource
 from tests.mounts import DEEPIOFS, HERE, Journal, Mount, is_running, wait_until
 
-pytestmark = [pytest.mark.mounted, pytest.mark.alone]
+pytestmark = [pytest.mark.mounted]
 
 TIMEOUT_S = 1
 # A request is answered within `timeout` + 2 s, and the kernel may send a failed one again.

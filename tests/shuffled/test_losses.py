@@ -17,7 +17,7 @@ from tests.lab import Lab
 from tests.mounts import DEEPIOFS, Journal, MpiMount, is_running, wait_until
 from tests.shuffled.conftest import order_of
 
-pytestmark = [pytest.mark.mounted, pytest.mark.mpi, pytest.mark.alone]
+pytestmark = [pytest.mark.mounted, pytest.mark.mpi]
 
 # All of one group, so that any name draws any sample.
 NAMES = [f"{i:02}" for i in range(30)]

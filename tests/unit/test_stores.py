@@ -218,6 +218,8 @@ def test_what_cannot_be_a_source_is_one_line(name: str, text: str) -> None:
 def test_without_the_library_its_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, missing: str, extra: str
 ) -> None:
+    # What another test has had imported, fsspec keeps.
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, name.partition(":")[0], raising=False)
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(EnvironmentFault, match=rf"pip install 'deepiofs\[{extra}\]'"):
         open_source(name)
