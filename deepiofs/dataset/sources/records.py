@@ -12,7 +12,7 @@ import abc
 import bisect
 import errno
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, NamedTuple
 
@@ -87,8 +87,7 @@ class RecordSource(abc.ABC):
 
     def open(self, manifest: Manifest, row: int) -> SourceFile:
         layout = self.layout(manifest)
-        number, _ = layout.place(row)
-        layout.opened.get(number).read_into([], 0)  # SourceChangedError now, rather than at the first read
+        layout.check(layout.place(row)[0])  # SourceChangedError now, rather than at the first read
         return RecordFile(self, layout, row, manifest.size_of[row])
 
     def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[Outcome]:
@@ -101,11 +100,26 @@ class RecordSource(abc.ABC):
             else:
                 number, at = layout.place(piece.row)
                 whole.append(Place(number, at + piece.at, piece.buffer, i))
-        for run in runs(whole, self.after_bytes):
-            for place, outcome in zip(run, self.read_run(layout, run), strict=True):
-                again = isinstance(outcome, OSError | CorruptRecordError) and len(run) > 1
-                outcomes[place.i] = self.read_alone(manifest, pieces[place.i]) if again else outcome
+        for i, outcome in self.read_together(manifest, pieces, whole):
+            outcomes[i] = outcome
         return outcomes
+
+    def read_together(
+        self,
+        manifest: Manifest,
+        pieces: Sequence[Piece],
+        places: list[Place],
+        unpack: Callable[[Place], Outcome] = lambda place: None,
+    ) -> Iterator[tuple[int, Outcome]]:
+        """Read places by as few requests as can be; (number of its piece, outcome) of each.
+
+        What fails in company is read again by itself. unpack: from a place's buffer, once that is filled, to its piece.
+        """
+        layout = self.layout(manifest)
+        for run in _runs(places, self.after_bytes):
+            for place, outcome in zip(run, self._read_run(layout, run), strict=True):
+                again = isinstance(outcome, OSError | CorruptRecordError) and len(run) > 1
+                yield place.i, self.read_alone(manifest, pieces[place.i]) if again else outcome or unpack(place)
 
     def close(self) -> None:
         if self._layout:
@@ -152,7 +166,7 @@ class RecordSource(abc.ABC):
             return error
         return None
 
-    def read_run(self, layout: Layout, run: list[Place]) -> list[Outcome]:
+    def _read_run(self, layout: Layout, run: list[Place]) -> list[Outcome]:
         """One request for records of one container that lie close to each other."""
         begin = run[0].at
         end = run[-1].at + len(run[-1].buffer) + self.after_bytes
@@ -228,6 +242,10 @@ class Layout:
         """For messages."""
         return f"{self.containers[number].name}: record at byte {at}"
 
+    def check(self, number: int) -> None:
+        """SourceChangedError if a container is another one now."""
+        self.read(number, [], 0)
+
     def read(self, number: int, buffers: Sequence[memoryview], at: int) -> int:
         """As `OpenContainer.read_into`; after an error the container is opened anew."""
         try:
@@ -298,7 +316,7 @@ class Place(NamedTuple):
     i: int
 
 
-def runs(places: list[Place], after_bytes: int) -> Iterator[list[Place]]:
+def _runs(places: list[Place], after_bytes: int) -> Iterator[list[Place]]:
     """Pieces that one request reads, in the order of the containers' bytes."""
     run: list[Place] = []
     for place in sorted(places, key=lambda place: (place.number, place.at)):

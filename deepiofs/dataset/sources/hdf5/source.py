@@ -28,7 +28,7 @@ from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Piece, SourceFile
 from deepiofs.dataset.sources.containers import Container, OpenContainer
 from deepiofs.dataset.sources.hdf5.readers import Readers
-from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource, runs
+from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.dataset.sources.registry import require
 from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
@@ -96,7 +96,7 @@ class Hdf5Source(RecordSource):
     def open(self, manifest: Manifest, row: int) -> SourceFile:
         layout = self.layout(manifest)
         number, dataset, at = self._place(layout, row)
-        layout.read(number, [], 0)  # SourceChangedError now, rather than at the first read
+        layout.check(number)  # SourceChangedError now, rather than at the first read
         return _RowFile(self, layout, number, dataset, at)
 
     def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[Outcome]:
@@ -112,16 +112,14 @@ class Hdf5Source(RecordSource):
                 direct.append(Place(number, dataset.offset + begin, rest, i))
             else:
                 blocked.append((number, dataset.path, begin, i, rest, dataset))
-        for run in runs(direct, 0):
-            for place, outcome in zip(run, self.read_run(layout, run), strict=True):
-                again = isinstance(outcome, OSError) and len(run) > 1
-                outcomes[place.i] = self.read_alone(manifest, pieces[place.i]) if again else outcome
+        for i, outcome in self.read_together(manifest, pieces, direct):
+            outcomes[i] = outcome
         blocked.sort(key=lambda one: one[:4])
         for number, _, begin, i, rest, dataset in blocked:
             outcomes[i] = _outcome(self._fill_blocks, layout, number, dataset, begin, rest)
         for number in {number for number, *_ in blocked}:
             # Once for all of them, after their bytes.
-            if failure := _outcome(layout.read, number, [], 0):
+            if failure := _outcome(layout.check, number):
                 for other, _, _, i, *_ in blocked:
                     outcomes[i] = failure if other == number else outcomes[i]
         return outcomes
@@ -133,7 +131,7 @@ class Hdf5Source(RecordSource):
                 raise OSError(errno.EIO, "shorter than it was when it was indexed")
             return
         self._fill_blocks(layout, number, dataset, begin, buffer)
-        layout.read(number, [], 0)
+        layout.check(number)
 
     def _fill_blocks(self, layout: Layout, number: int, dataset: Dataset, begin: int, buffer: memoryview) -> None:
         container = layout.containers[number]

@@ -21,7 +21,7 @@ from deepiofs.dataset.sources import Piece, SourceFile
 from deepiofs.dataset.sources.containers import Container, ContainerFile, OpenContainer, OpenShards
 from deepiofs.dataset.sources.packs.inflating import RAW, InflatedContainer
 from deepiofs.dataset.sources.packs.zipmembers import STORED, Members, decoded
-from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource, runs
+from deepiofs.dataset.sources.records import Layout, Outcome, Place, RecordSource
 from deepiofs.dataset.sources.recordtree import Found
 from deepiofs.errors import CorruptRecordError, DeepiofsError, SourceError
 
@@ -56,7 +56,7 @@ class ZipSource(RecordSource):
 
     def open(self, manifest: Manifest, row: int) -> SourceFile:
         table = self._table(manifest)
-        table.layout.opened.get(table.layout.place(row)[0]).read_into([], 0)  # SourceChangedError now
+        table.layout.check(table.layout.place(row)[0])  # SourceChangedError now
         return MemberFile(table, row)
 
     def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[Outcome]:
@@ -72,12 +72,12 @@ class ZipSource(RecordSource):
             members[i] = member
             packed = piece.buffer if member.is_stored else memoryview(bytearray(member.packed))
             whole.append(Place(member.number, member.at, packed, i))
-        for run in runs(whole, 0):
-            for place, outcome in zip(run, self.read_run(table.layout, run), strict=True):
-                if isinstance(outcome, OSError) and len(run) > 1:
-                    outcomes[place.i] = self.read_alone(manifest, pieces[place.i])
-                else:
-                    outcomes[place.i] = outcome or _unpacked(members[place.i], place.buffer, pieces[place.i].buffer)
+
+        def unpack(place: Place) -> Outcome:
+            return _unpacked(members[place.i], place.buffer, pieces[place.i].buffer)
+
+        for i, outcome in self.read_together(manifest, pieces, whole, unpack):
+            outcomes[i] = outcome
         return outcomes
 
     def _table(self, manifest: Manifest) -> MemberTable:
