@@ -41,7 +41,7 @@ def open_named(name: str) -> Source:
     scheme, rest = split(name)
     if scheme is None:
         scheme = "dir" if not os.path.isfile(name) else _sniffed(name)
-    if opener := _added(scheme):
+    if scheme not in _SCHEMES and (opener := _added(scheme)):
         return opener(rest)
     # `zip:PATH` is ours, `zip://INNER::URL` is fsspec's.
     module, kind = _REMOTE if rest == name and is_url(name) else _SCHEMES.get(scheme, _REMOTE)
