@@ -19,7 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def trainer(cores: frozenset[int], is_busy: bool) -> Iterator[None]:
     if not is_busy:
         yield
         return
-    with subprocess.Popen([*_on(cores), sys.executable, "-c", "while True: pass"]) as process:
+    with subprocess.Popen([*on_cores(cores), sys.executable, "-c", "while True: pass"]) as process:
         try:
             yield
         finally:
@@ -75,7 +75,7 @@ def files_per_second(mount: Mount, names: list[str], how: Binding, is_busy: bool
         bind(pid, how.mount)
     drop_caches()
     with trainer(how.reader, is_busy):
-        reading = read_together([Seat(Place(tuple(_on(how.reader))), mount.point)], names, seed)
+        reading = read_together([Seat(Place(on_cores(how.reader)), mount.point)], names, seed)
     return reading.files / reading.seconds
 
 
@@ -98,8 +98,9 @@ def compare(mount: Mount, names: list[str], repetitions: int) -> None:
         table.row(way, *cells)
 
 
-def _on(cores: frozenset[int]) -> list[str]:
-    return ["taskset", "-c", ",".join(map(str, sorted(cores)))]
+def on_cores(cores: Iterable[int]) -> tuple[str, ...]:
+    """What a command is to begin with, to run there alone."""
+    return ("taskset", "-c", ",".join(map(str, sorted(cores))))
 
 
 def main() -> None:

@@ -24,7 +24,8 @@ from typing import Any
 
 from tests.benchmarks.measuring import clean_up_on_sigterm
 from tests.benchmarks.readers import drop_caches
-from tests.benchmarks.sections import FULL, QUICK, SECTIONS, Row
+from tests.benchmarks.rows import FULL, QUICK, Row
+from tests.benchmarks.sections import SECTIONS
 from tests.benchmarks.written import markdown, read, write
 
 _IN_MEMORY = Path("/dev/shm")

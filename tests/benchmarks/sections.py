@@ -3,59 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import os
 import re
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.benchmarks.measuring import View, measure, take_turns, view_of
 from tests.benchmarks.peers import C_ONE, PEERS, by_c
 from tests.benchmarks.readers import Seat, drop_caches, make_files
+from tests.benchmarks.rows import SIZES, Row, Rows, Scale
+from tests.benchmarks.scaling import mounts
 from tests.benchmarks.streams import megabytes_per_second
 from tests.lab import Lab
 from tests.launchers import installed_launchers
 from tests.mounts import HERE, MpiMount, mounted, mpi_mounted
 
-SIZES = {"4 KB": 4_000, "100 KB": 100_000, "1 MB": 1_000_000}
 COLD, WARM = "cold", "warm"
 _IDLE_S = 1.2
 _LOADERS = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Scale:
-    """How much is measured."""
-
-    files: Mapping[str, int]
-    readers: Sequence[int]
-    repetitions: int
-    names: int
-    stream_bytes: int
-    load_files: int
-
-
-FULL = Scale({"4 KB": 3000, "100 KB": 2000, "1 MB": 300}, (1, 4, 16), 7, 100_000, 400 << 20, 5000)
-QUICK = Scale({"100 KB": 400}, (1, 4), 2, 5_000, 64 << 20, 500)
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-    """One view in one case. rates: of each repetition, in `unit`; `reference` is the view that its ratio is to."""
-
-    section: str
-    case: str
-    view: str
-    unit: str
-    rates: Sequence[float]
-    reference: str
-
-
-Rows = Iterator[Row]
 
 
 def opens(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:
@@ -173,23 +141,6 @@ def entropy(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:
     for view, each in measured.items():
         rates = [one.files_per_second for one in each]
         yield Row("entropy", "100 KB, 2 readers per host, cold", view, "files/s", rates, "entropy=0")
-
-
-def mounts(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:
-    """The same four readers through one mount, and two through each of two mounts of one node (`%l`)."""
-    count, size = scale.files["100 KB"], SIZES["100 KB"]
-    names = make_files(folder / "source", count, size)
-    (folder / "one").mkdir()
-    (folder / "two").mkdir()
-    with (
-        mounted(folder / "source", folder / "one", f"cache={2 * count * size}") as one,
-        mpi_mounted(installed_launchers()[0], 2, folder / "source", folder / "two", f"cache={count * size}") as two,
-    ):
-        views = [view_of("one mount", one, 4), view_of("two mounts", two, 2)]
-        measured = take_turns(views, names, scale.repetitions, _drop)
-    for view, each in measured.items():
-        rates = [one.files_per_second for one in each]
-        yield Row("mounts", f"100 KB, 4 readers on {os.cpu_count()} cores, cold", view, "files/s", rates, "one mount")
 
 
 def listing(scale: Scale, folder: Path, say: Callable[[str], None]) -> Rows:

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.benchmarks.measuring import ratio
 from tests.benchmarks.peers import C_ONE
-from tests.benchmarks.sections import SECTIONS, Row
+from tests.benchmarks.rows import Row
+from tests.benchmarks.sections import SECTIONS
 
 EXACT, SHUFFLED, RATARMOUNT = "deepiofs, exact", "deepiofs, shuffled", "ratarmount"
 
@@ -42,7 +43,8 @@ TARGETS = (
     Target("streams", "100 KB members, 1 reader, cold", "deepiofs, tar stream", C_ONE, 0.85),
     Target("two hosts", "100 KB, 4 readers, cold", "all remote", "all local", 0.4),
     Target("entropy", "100 KB, 2 readers per host, cold", "entropy=1", "entropy=0", 0.9),
-    Target("mounts", "", "two mounts", "one mount", 1.5),
+    Target("mounts", "100 KB, 2 readers and a core per mount", "two mounts", "one mount", 1.5),
+    Target("mounts", "100 KB, 4 readers on all", "two mounts", "one mount", 1.5),
     Target("listing", "", "deepiofs", "plain directory", 1 / 1.5),
     Target("loading", "", "deepiofs", "cat, 8 at a time", 0.8),
 )
@@ -73,7 +75,9 @@ def markdown(about: Mapping[str, Any], rows: Sequence[Row]) -> str:
     for section, measure in SECTIONS.items():
         some = [row for row in rows if row.section == section]
         if some:
-            lines += ["", f"## {section.capitalize()}", "", (measure.__doc__ or "").splitlines()[0], "", *_table(some)]
+            lines += ["", f"## {section.capitalize()}", "", (measure.__doc__ or "").splitlines()[0]]
+            for unit in dict.fromkeys(row.unit for row in some):
+                lines += ["", *_table([row for row in some if row.unit == unit])]
     return "\n".join(lines) + "\n"
 
 
@@ -87,7 +91,10 @@ def _judged(target: Target, rows: Sequence[Row]) -> str:
 
 
 def _ratio(target: Target, rows: Sequence[Row]) -> float | None:
-    some = {row.view: row.rates for row in rows if row.section == target.section and row.case.startswith(target.case)}
+    some: dict[str, Sequence[float]] = {}
+    for row in rows:
+        if row.section == target.section and row.case.startswith(target.case):
+            some.setdefault(row.view, row.rates)
     if target.view not in some or target.reference not in some:
         return None
     return ratio(some[target.view], some[target.reference])
