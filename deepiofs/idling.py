@@ -18,6 +18,8 @@ from typing import Any
 
 import trio
 
+from deepiofs.spinning import Spinning
+
 _MOST_S = 1.0
 # So often trio has its turn before it waits for the device as well: to be told of it and not takes two system calls.
 _ROUNDS = 64
@@ -33,6 +35,7 @@ class Idling(trio.abc.Instrument):
         self._runnable: set[trio.lowlevel.Task] = set()
         self._deadline: float | None = None
         self._both, self._others = select.poll(), select.poll()
+        self._spinning = Spinning()
         self._works = False
 
     async def begin(self) -> None:
@@ -43,6 +46,7 @@ class Idling(trio.abc.Instrument):
         self._epoll = [descriptor]
         if self._device >= 0:
             self._both.register(self._device, select.POLLIN)
+            self._spinning.begin()
         self._both.register(descriptor, select.POLLIN)
         self._others.register(descriptor, select.POLLIN)
         trio.lowlevel.add_instrument(self)
@@ -55,6 +59,7 @@ class Idling(trio.abc.Instrument):
         """Watch no more."""
         if self._works:
             self._works = False
+            self._spinning.end()
             trio.lowlevel.remove_instrument(self)
 
     def task_scheduled(self, task: trio.lowlevel.Task) -> None:
@@ -70,7 +75,7 @@ class Idling(trio.abc.Instrument):
         """Until there is something to read; other tasks have their turn as soon as they have anything to do."""
         for _ in range(_ROUNDS if self._works else 0):
             left_s = max(self._left_s(), 0.0)
-            ready = self._both.poll(left_s * 1000)
+            ready = self._spinning.wait(self._both.poll, left_s * 1000)
             if any(descriptor == self._device for descriptor, _ in ready):
                 return
             if ready or not left_s:

@@ -38,6 +38,8 @@ from tests.unit.jobs import Mounted
 _ROOM = 1 << 20
 _PROGRAM = str(Path(deepiofs.__file__).parent)
 _THREAD = 7
+# These look at the double's tasks, and at the clock, too.
+_WAITING = ("/idling.py", "/spinning.py")
 
 
 class Lane:
@@ -160,7 +162,7 @@ def counted_bytecodes() -> Iterator[list[int]]:
 
     def on_call(frame: FrameType, event: str, argument: object) -> Any:
         file = frame.f_code.co_filename
-        if not file.startswith(_PROGRAM) or file.endswith("/idling.py"):  # which looks at the double's tasks, too
+        if not file.startswith(_PROGRAM) or file.endswith(_WAITING):
             return None
         frame.f_trace_opcodes = True
         return in_frame
