@@ -19,7 +19,8 @@ import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, file_name
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, LeftAlone, file_name
+from deepiofs.engine.filling import Filling
 from deepiofs.memory.board import Board
 from deepiofs.memory.placement import Units
 from deepiofs.memory.store import Store
