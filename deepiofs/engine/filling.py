@@ -11,6 +11,7 @@ enough, or a unit is only a page or two, the source does read into the store.
 from __future__ import annotations
 
 import errno
+import mmap
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -130,9 +131,13 @@ class _Own(threading.local):
         self._buffer = memoryview(b"")
 
     def buffer(self, size: int) -> memoryview:
-        """Writable, with anything in it."""
+        """Writable, with anything in it.
+
+        It begins a page, as pages of files do: a copy to a place some bytes further into a page than where it comes
+        from takes two to three times as long (measured on AMD EPYC: 50 us for 100 KB, not 17).
+        """
         if size > len(self._buffer):
-            self._buffer = memoryview(bytearray(size))
+            self._buffer = memoryview(mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
         return self._buffer[:size]
 
 

@@ -32,8 +32,7 @@ from deepiofs.memory.store import EMPTY, LOADED, Store
 log = logging.getLogger(__name__)
 
 # Parallel file systems answer many requests at once; behind the GIL more threads than this gain nothing.
-import os
-WORKERS = int(os.environ.get("WK", 8))
+WORKERS = 8
 _BATCH_BYTES = 8 << 20
 _BATCH_UNITS = 64
 # Of records, which are read many at once: more, to fill requests of some MiB with small ones.
