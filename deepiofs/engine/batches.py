@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -34,13 +35,15 @@ def file_name(manifest: Manifest, units: Units, unit: int) -> str:
 class Batch:
     """Some units under way."""
 
-    def __init__(self, units: Sequence[int]) -> None:
+    def __init__(self, units: Sequence[int], turn_s: float = math.inf) -> None:
+        """turn_s: seconds after which the thread begins no further unit; who gave it the batch takes them back."""
         self._units = collections.deque(units)
         self.outcomes: collections.deque[Outcome] = collections.deque()
         self.reading = units[0]
         self.over = trio.Event()
         self.hangs = False
         self._begun = time.monotonic()
+        self._turn_s = turn_s
 
     def read(self, filling: Filling) -> None:
         """In a worker thread."""
@@ -65,9 +68,12 @@ class Batch:
         return time.monotonic() - self._begun
 
     def _begin(self) -> Iterator[int]:
+        ends = time.monotonic() + self._turn_s
         for unit in self._pop_all():
             self.reading, self._begun = unit, time.monotonic()
             yield unit
+            if time.monotonic() > ends:
+                return
 
     def _pop_all(self) -> Iterator[int]:
         while True:

@@ -35,11 +35,15 @@ Places = Mapping[int, int] | Sequence[int] | memoryview
 class Filling:
     """Reads units of a dataset into their places of a store."""
 
-    def __init__(self, units: Units, manifest: Manifest, source: Source, store: Store, place: Places) -> None:
+    def __init__(
+        self, units: Units, manifest: Manifest, source: Source, store: Store, place: Places, fresh: bool = False
+    ) -> None:
+        """fresh: the places have no memory behind them yet."""
         self._units, self._manifest, self._source = units, manifest, source
         self._store, self._place = store, place
         self._packed = source if isinstance(source, Packed) else None
         self._in_pieces = isinstance(source, Posix)
+        self._fresh = fresh
 
     def read(self, units: Iterator[int], say: Callable[[Outcome], None]) -> None:
         """Read and publish: all at once what lies in containers, else file by file."""
@@ -73,7 +77,7 @@ class Filling:
     def _fill(self, files: _Files, unit: int) -> None:
         row, begin = self._units.place_in_file(unit)
         at, size = self._place[unit], int(self._units.size[unit])
-        if size <= _MAPPED_BYTES or (size > _BUFFER_BYTES and not self._in_pieces):
+        if not self._fresh or size <= _MAPPED_BYTES or (size > _BUFFER_BYTES and not self._in_pieces):
             files.read_into(self._store.data(at, size), row, begin)
             self._store.publish(at, size)
         elif size <= _BUFFER_BYTES:

@@ -56,7 +56,7 @@ class Loader:
         self._units, self._manifest = units, manifest
         self._store, self._board = store, board
         self._place = own.at
-        self._filling = Filling(units, manifest, source, store, self._place)
+        self._filling = Filling(units, manifest, source, store, self._place, fresh=True)
         self._limiter = trio.CapacityLimiter(WORKERS + MOST_LEFT_ALONE)
         self._name = functools.partial(file_name, manifest, units)
         self._left_alone = LeftAlone(board)
