@@ -22,7 +22,8 @@ import trio
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Source, retry
-from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, Filling, LeftAlone, Places, file_name
+from deepiofs.engine.batches import HANGS_AFTER_S, MOST_LEFT_ALONE, Batch, LeftAlone, file_name
+from deepiofs.engine.filling import Filling, Places
 from deepiofs.errors import DeepiofsError
 from deepiofs.memory.board import Board, Counter
 from deepiofs.memory.placement import Units
@@ -55,7 +56,7 @@ class Loader:
         self._units, self._manifest = units, manifest
         self._store, self._board = store, board
         self._place = own.at
-        self._filling = Filling(units, manifest, source, store, self._place)
+        self._filling = Filling(units, manifest, source, store, self._place, fresh=True)
         self._limiter = trio.CapacityLimiter(WORKERS + MOST_LEFT_ALONE)
         self._name = functools.partial(file_name, manifest, units)
         self._left_alone = LeftAlone(board)
@@ -177,14 +178,20 @@ class Loader:
 
     def _settle(self, batch: Batch, nursery: trio.Nursery) -> None:
         """Take note of what was read, and of what was not."""
+        loaded: list[int] = []
         again: dict[float, list[int]] = {}
         while batch.outcomes:
             unit, error = batch.outcomes.popleft()
-            if error is None or not retry.may_pass(error) or self._tries[unit] >= len(retry.PAUSES_S):
-                self._finish(unit, error)
+            if error is None:
+                loaded.append(unit)
+            elif not retry.may_pass(error) or self._tries[unit] >= len(retry.PAUSES_S):
+                self._give_up(unit, error)
             else:
                 again.setdefault(retry.PAUSES_S[self._tries[unit]], []).append(unit)
                 self._tries[unit] += 1
+        self._count(loaded)
+        for unit in loaded:
+            self._finish(unit)
         for pause_s, units in again.items():
             nursery.start_soon(self._try_again, units, pause_s)
 
@@ -202,13 +209,15 @@ class Loader:
                 self._returned.append(unit)
         self._call_workers()
 
-    def _finish(self, unit: int, error: OSError | DeepiofsError | None) -> None:
+    def _give_up(self, unit: int, error: OSError | DeepiofsError) -> None:
+        log.warning("not loaded: %s: %s", self._name(unit), error)
+        self._store.give_up(self._place[unit])
+        self._board.add(Counter.BROKEN_UNITS)
+        self._finish(unit)
+
+    def _finish(self, unit: int) -> None:
         """A unit is loaded, or given up; wake who waits for it."""
-        if error is not None:
-            log.warning("not loaded: %s: %s", self._name(unit), error)
-            self._store.give_up(self._place[unit])
         self._tries.pop(unit, None)
-        self._count(unit)
         event = self._waiting.pop(unit, None)
         if event is not None:
             event.set()
@@ -216,11 +225,8 @@ class Loader:
         if not self._unfinished:
             self.finished.set()
 
-    def _count(self, unit: int) -> None:
-        if self._store.state(self._place[unit]) != LOADED:
-            self._board.add(Counter.BROKEN_UNITS)
-            return
-        size = int(self._units.size[unit])
-        self._board.add(Counter.LOADED_UNITS)
+    def _count(self, loaded: list[int]) -> None:
+        size = int(self._units.size[loaded].sum())
+        self._board.add(Counter.LOADED_UNITS, len(loaded))
         self._board.add(Counter.LOADED_BYTES, size)
         self._board.add(Counter.SOURCE_BYTES, size)

@@ -11,7 +11,10 @@ whole unit.
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
+from collections.abc import Iterable
 from typing import TypeVar
 
 import numpy as np
@@ -25,6 +28,7 @@ HEADER_BYTES = 16
 UNITS_AT = 4096
 _HEADER = struct.Struct("<QQ")
 _STATE_AT = 8
+_LOADED = LOADED.to_bytes(8, "little")
 
 T = TypeVar("T", int, npt.NDArray[np.int64])
 
@@ -76,6 +80,31 @@ class Store:
         digest = xxhash.xxh3_64_intdigest(self.data(at, size))
         _HEADER.pack_into(self._view, at, digest, EMPTY)
         _HEADER.pack_into(self._view, at, digest, LOADED)
+
+    def write(self, at: int, data: memoryview) -> None:
+        """Have the kernel copy bytes into the segment, and the digest; then let everyone see them.
+
+        OSError (ENOMEM, ENOSPC) if there is no memory for them.
+        """
+        header = _HEADER.pack(xxhash.xxh3_64_intdigest(data), EMPTY)
+        self._put(os.pwritev(self.segment.fd, (header, data), at), HEADER_BYTES + len(data))
+        self._put(os.pwrite(self.segment.fd, _LOADED, at + _STATE_AT), len(_LOADED))
+
+    def write_pieces(self, at: int, pieces: Iterable[memoryview]) -> None:
+        """The same with bytes that come in pieces; each may be overwritten when the next is asked for."""
+        digest = xxhash.xxh3_64()
+        end = at + HEADER_BYTES
+        for piece in pieces:
+            digest.update(piece)
+            self._put(os.pwrite(self.segment.fd, piece, end), len(piece))
+            end += len(piece)
+        _HEADER.pack_into(self._view, at, digest.intdigest(), EMPTY)
+        _HEADER.pack_into(self._view, at, digest.intdigest(), LOADED)
+
+    @staticmethod
+    def _put(written: int, wanted: int) -> None:
+        if written != wanted:
+            raise OSError(errno.ENOMEM, "no memory for what was read")
 
     def give_up(self, at: int) -> None:
         """Say that the source would not give these bytes: readers ask the source themselves and get its errno."""

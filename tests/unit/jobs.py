@@ -15,8 +15,9 @@ import trio.testing
 
 from deepiofs.dataset.manifest import Manifest
 from deepiofs.dataset.sources import Selection, Solo
-from deepiofs.engine.batches import Batch, Filling
+from deepiofs.engine.batches import Batch
 from deepiofs.engine.fetcher import Fetcher
+from deepiofs.engine.filling import Filling
 from deepiofs.engine.loader import Loader, Own
 from deepiofs.engine.peers import Note, NoteKind
 from deepiofs.engine.stager import SourceRead, Stager

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from deepiofs.engine.stager import SourceRead, Stager
+from deepiofs.engine.stager import _TURN_S, SourceRead, Stager
 from deepiofs.memory.board import Board
 from deepiofs.memory.placement import EXTENT_BYTES
 from deepiofs.memory.segments import Segment
@@ -119,6 +119,57 @@ async def test_neighbours_that_are_ahead_are_read_together_up_to_8_mib() -> None
     async with staging.running():
         await trio.testing.wait_all_tasks_blocked()
     assert staging.batches() == [[3, 4, 5], [1, 2], [0], [7]]
+
+
+@in_trio
+async def test_where_more_waits_than_there_are_workers_small_files_go_by_the_handful() -> None:
+    staging = Staging({b"%03d" % i: b"%d" % i for i in range(200)}, InlineStager)
+    for unit in range(0, 3 * _WORKERS * 2, 2):
+        staging.start(unit)
+    async with staging.running():
+        await trio.testing.wait_all_tasks_blocked()
+    assert staging.batches()[:2] == [[0, 2, 4], [6, 8]]
+    assert staging.batches()[-1] == [94]
+
+
+@in_trio
+async def test_a_handful_is_bounded_in_bytes() -> None:
+    staging = Staging({b"%03d" % i: bytes(300_000) for i in range(200)}, InlineStager)
+    for unit in range(0, 4 * _WORKERS * 2, 2):
+        staging.start(unit)
+    async with staging.running():
+        await trio.testing.wait_all_tasks_blocked()
+    assert staging.batches()[0] == [0, 2]
+
+
+@in_trio
+async def test_a_slow_source_gets_no_more_of_a_handful_than_is_begun() -> None:
+    staging = Staging({b"%03d" % i: b"%d" % i for i in range(200)})
+    with Gate() as first, Gate() as second:
+        staging.source.read_gates |= {b"000": first, b"002": second}
+        reads = [staging.start(unit) for unit in range(0, 3 * _WORKERS * 2, 2)]
+        async with staging.running():
+            await reads[-1].done.wait()
+            assert not any(read.done.is_set() for read in reads[:3])
+            await trio.sleep(2 * _TURN_S)
+            first.open()
+            await reads[2].done.wait()
+            assert not reads[1].done.is_set()
+            second.open()
+            for read in reads:
+                await read.done.wait()
+                staging.check(read)
+
+
+def test_what_goes_back_of_a_handful_is_first_of_what_is_ahead_and_hurries_if_a_reader_waits() -> None:
+    staging = Staging({b"%03d" % i: b"%d" % i for i in range(200)})
+    reads = [staging.start(unit) for unit in range(0, 3 * _WORKERS * 2, 2)]
+    assert staging.stager._next() == reads[:3]
+    staging.stager.hurry(reads[2].unit)
+    for read in (reads[2], reads[1]):
+        staging.stager._return(read, urgent=False)
+    assert staging.stager._next() == [reads[2]]
+    assert staging.stager._next()[0] is reads[1]
 
 
 @in_trio

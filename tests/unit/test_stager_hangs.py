@@ -131,7 +131,7 @@ def test_what_waited_behind_a_read_that_hangs_comes_before_all_that_is_ahead() -
     _, behind = staging.start(20), staging.start(21)
     assert len(staging.stager._next()) == 2
     ahead = staging.start(30)
-    staging.stager._return(behind)
+    staging.stager._return(behind, urgent=True)
     assert [staging.stager._next() for _ in range(2)] == [[behind], [ahead]]
 
 

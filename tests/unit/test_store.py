@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -42,6 +44,35 @@ def test_a_published_unit_carries_its_digest(store: Store) -> None:
     _publish(store, _AT, b"sample")
     digest, state, data = split(store.unit(_AT, 6))
     assert (digest, state, bytes(data)) == (xxhash.xxh3_64_intdigest(b"sample"), LOADED, b"sample")
+
+
+@pytest.mark.parametrize("pieces", [[b"sample"], [b"sam", b"p", b"le"]], ids=len)
+def test_what_the_kernel_copies_is_as_if_it_had_been_published(store: Store, pieces: list[bytes]) -> None:
+    store.write_pieces(_AT, map(memoryview, pieces))
+    store.write(_AT + 32, memoryview(b"sample"))
+    assert bytes(store.unit(_AT, 6)) == bytes(store.unit(_AT + 32, 6))
+    assert split(store.unit(_AT, 6))[:2] == (xxhash.xxh3_64_intdigest(b"sample"), LOADED)
+    assert split(store.unit(_AT, 6))[2] == b"sample"
+
+
+def test_what_ends_in_an_error_is_still_empty(store: Store) -> None:
+    def pieces() -> Iterator[memoryview]:
+        yield memoryview(b"sam")
+        raise OSError(errno.EIO, "gone")
+
+    with pytest.raises(OSError, match="gone"):
+        store.write_pieces(_AT, pieces())
+    assert store.state(_AT) == EMPTY
+
+
+def test_what_does_not_fit_is_an_error_and_still_empty() -> None:
+    store = Store(Segment.create("store", UNITS_AT + 4096))
+    data = memoryview(bytes(8192))
+    with pytest.raises(OSError, match=r"no memory|not permitted"):
+        store.write(_AT, data)
+    with pytest.raises(OSError, match=r"no memory|not permitted"):
+        store.write_pieces(_AT, [data])
+    assert store.state(_AT) == EMPTY
 
 
 def test_a_unit_that_is_given_up_is_broken(store: Store) -> None:

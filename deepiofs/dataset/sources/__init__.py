@@ -13,6 +13,7 @@ from deepiofs.errors import DeepiofsError
 __all__ = [
     "Packed",
     "Piece",
+    "Posix",
     "Selection",
     "Solo",
     "Source",
@@ -78,6 +79,17 @@ class Packed(Protocol):
 
     def read_pieces(self, manifest: Manifest, pieces: Sequence[Piece]) -> list[OSError | DeepiofsError | None]:
         """Fill all buffers, with as few and as large reads as can be; for each piece None, or why it is not filled.
+
+        **Threading.** May be called from several threads at once.
+        """
+
+
+@runtime_checkable
+class Posix(Protocol):
+    """A source whose files are read by system calls: a large one in pieces as cheaply as at once."""
+
+    def read_file(self, manifest: Manifest, row: int, buffer: memoryview) -> int:
+        """Open the file of a row, fill `buffer` from its beginning, close it; the errors of all of these.
 
         **Threading.** May be called from several threads at once.
         """

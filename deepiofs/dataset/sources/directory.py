@@ -58,6 +58,19 @@ class DirectorySource:
             raise
         return file
 
+    def read_file(self, manifest: Manifest, row: int, buffer: memoryview) -> int:
+        path = manifest.path(row)
+        file = DirectoryFile(
+            self._open(path, os.O_RDONLY | os.O_NONBLOCK), path, manifest.size_of[row], manifest.mtime_ns_of[row]
+        )
+        try:
+            return file.read_into(buffer, 0)
+        except OSError:
+            file.check_unchanged()  # a directory instead of the file, say: that is the cause
+            raise
+        finally:
+            file.close()
+
     def close(self) -> None:
         if self._root >= 0:
             os.close(self._root)
