@@ -12,6 +12,7 @@ import pytest
 from tests.lab import lab
 from tests.launchers import Launcher, installed_launchers
 from tests.mounts import Journal, Mount, MpiMount, mounted, mpi_mounted, nothing_left, unavailable
+from tests.readers import no_readers_left
 
 __all__ = ["lab"]
 
@@ -39,6 +40,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a mount where none can be."""
     if item.get_closest_marker("mounted") and (reason := unavailable()):
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_readers_left() -> Iterator[None]:
+    with no_readers_left():
+        yield
 
 
 @pytest.fixture

@@ -13,6 +13,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from tests.lab import HOSTS, Lab
 
@@ -68,6 +71,20 @@ class Launcher:
 def installed_launchers() -> list[Launcher]:
     """The MPIs that can be started here; the first is the one inside the virtual environment."""
     return [launcher for launcher in (_mpich(), _openmpi()) if launcher]
+
+
+def one_mpi() -> pytest.MarkDecorator:
+    """For tests to which it is nothing which MPI carries the bytes: under the first only, as each start takes long."""
+    return pytest.mark.parametrize("launcher", installed_launchers()[:1], indirect=True, ids=str)
+
+
+def mpis_in_turn(names: str, cases: Sequence[Any]) -> pytest.MarkDecorator:
+    """`parametrize` with each case under one MPI, and each MPI with some: what differs between cases is not MPI's."""
+    launchers = installed_launchers()
+    values = [case if isinstance(case, tuple) else (case,) for case in cases]
+    dealt = [(launchers[i % len(launchers)], *value) for i, value in enumerate(values) if launchers]
+    ids = ["-".join(map(str, one)) for one in dealt]
+    return pytest.mark.parametrize(f"launcher,{names}", dealt, indirect=["launcher"], ids=ids)
 
 
 def _mpich() -> Launcher | None:

@@ -7,6 +7,7 @@ wrap them. A `Place` says where programs run: here, or in a mount namespace of t
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -20,7 +21,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from deepiofs.cli import inspect
+from deepiofs.cli.main import main
 from deepiofs.cli.mountpoints import FSTYPE
+from deepiofs.errors import TimedOutError
 from tests.lab import HOSTS, Lab
 from tests.launchers import Launcher
 
@@ -75,6 +81,19 @@ class Place:
         """Run the command."""
         return self.run(DEEPIOFS, *argv)
 
+    def succeed(self, *argv: str) -> None:
+        """A command that must succeed, and say nothing on stderr.
+
+        Here it is called and not started, as Python takes longer to start than `wait` and `umount` take.
+        """
+        if self.prefix:
+            self.output(DEEPIOFS, *argv)
+            return
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert (ended.value.code, said.getvalue()) == (0, ""), argv
+
     def mountpoints(self) -> set[str]:
         """Where deepiofs is mounted; names with white space keep their octal."""
         lines = Path(f"/proc/{self.process}/mountinfo").read_text().splitlines()
@@ -105,11 +124,11 @@ class Mount:
 
     def wait(self, what: str = "warm") -> None:
         """Return when it is mounted, or warm."""
-        self.place.output(DEEPIOFS, "wait", str(self.point), "--for", what, "--timeout", f"{DEADLINE_S - 5}")
+        self.place.succeed("wait", str(self.point), "--for", what, "--timeout", f"{DEADLINE_S - 5}")
 
     def umount(self) -> None:
         """Unmount with the command; the process that the test started, if any, ends with exit status 0."""
-        self.place.output(DEEPIOFS, "umount", str(self.point))
+        self.place.succeed("umount", str(self.point))
         if self.process:
             assert self.process.wait(DEADLINE_S) == 0
 
@@ -169,19 +188,39 @@ class MpiMount:
     def wait(self, what: str = "warm", ranks: Sequence[int] | None = None) -> None:
         """Return when the ranks are mounted, or warm; fails if the launcher ends before."""
         for rank in range(len(self.mountpoints)) if ranks is None else ranks:
-            line = [DEEPIOFS, "wait", str(self.mountpoints[rank]), "--for", what, "--timeout", f"{DEADLINE_S - 5}"]
-            with ending(self.places[rank].start(line)) as waiter:
-                wait_until(lambda: waiter.poll() is not None or self.process.poll() is not None, f"rank {rank} {what}")
-                assert waiter.returncode == 0, self.output.read_text()
+            self._wait(rank, what)
+
+    def _wait(self, rank: int, what: str) -> None:
+        point, place = str(self.mountpoints[rank]), self.places[rank]
+        if not place.prefix:
+            wait_until(lambda: _is(point, what) or self._has_failed(), f"rank {rank} {what}")
+            return
+        line = [DEEPIOFS, "wait", point, "--for", what, "--timeout", f"{DEADLINE_S - 5}"]
+        with ending(place.start(line)) as waiter:
+            wait_until(lambda: waiter.poll() is not None or self.process.poll() is not None, f"rank {rank} {what}")
+            assert waiter.returncode == 0, self.output.read_text()
+
+    def _has_failed(self) -> bool:
+        """False; AssertionError, with what it said, if the launcher has ended."""
+        assert self.process.poll() is None, self.output.read_text()
+        return False
 
     def umount(self) -> None:
         """Unmount all ranks; for what the launcher then does see `ended`."""
         for point, place in zip(self.mountpoints, self.places, strict=True):
-            place.output(DEEPIOFS, "umount", str(point))
+            place.succeed("umount", str(point))
 
     def ended(self) -> int:
         """The launcher's exit status, once it has ended."""
         return self.process.wait(DEADLINE_S)
+
+
+def _is(point: str, what: str) -> bool:
+    """Whether something is mounted, or warm."""
+    try:
+        return inspect.wait(point, what, 0) == 0
+    except TimedOutError:
+        return False
 
 
 @contextlib.contextmanager

@@ -6,8 +6,6 @@ import collections
 import csv
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
-from tests.mounts import ending
+from tests.readers import readers
 
 READER = Path(__file__).parent / "torch_reader.py"
-READER_S = 180
 
 
 @dataclass(frozen=True)
@@ -44,6 +40,8 @@ def pixels(path: Path) -> str:
 
 def write_digits(root: Path, limit: int = 1797) -> Digits:
     """Write the first `limit` digits."""
+    from sklearn.datasets import load_digits  # takes a second, which only tests that need it should wait for
+
     digits = load_digits()
     classes: dict[str, set[int]] = collections.defaultdict(set)
     for i, (image, label) in enumerate(zip(digits.images[:limit], digits.target[:limit], strict=True)):
@@ -86,16 +84,14 @@ def read_with_torch(
 ) -> list[list[Read]]:
     """One reader process per mount point, all at once; what each saw."""
     points = list(mountpoints)
-    processes = []
+    lines = []
     for rank, point in enumerate(points):
         how = {
             "mountpoint": str(point), "rank": rank, "world": len(points), "epochs": epochs, "workers": workers,
             "drop_last": drop_last, "batches": batches, "output": str(folder / f"read-{rank}"),
         }  # fmt: skip
-        processes.append(subprocess.Popen([sys.executable, str(READER), json.dumps(how)], text=True))
-    for process in processes:
-        with ending(process):
-            assert process.wait(READER_S) == 0
+        lines.append([READER.read_text(), json.dumps(how)])
+    readers("torch").run(*lines)
     return [_parsed(folder / f"read-{rank}") for rank in range(len(points))]
 
 

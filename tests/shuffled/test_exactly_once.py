@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MountFactory, MpiMountFactory
+from tests.launchers import mpis_in_turn, one_mpi
 from tests.shuffled.conftest import Digits, Read, assert_exactly_once, order_of, read_with_torch
 
 pytestmark = [pytest.mark.mounted]
@@ -51,7 +52,7 @@ def test_torch_on_one_mount_sees_each_sample_once_per_epoch_in_three_orders(
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "workers"), [(2, 4), (3, 1)])
+@mpis_in_turn("ranks,workers", [(2, 4), (3, 1)])
 def test_torch_on_several_ranks_sees_each_sample_once_per_pass(
     mpi_mount: MpiMountFactory, few_digits: Digits, tmp_path: Path, ranks: int, workers: int
 ) -> None:
@@ -65,6 +66,7 @@ def test_torch_on_several_ranks_sees_each_sample_once_per_pass(
 
 
 @pytest.mark.mpi
+@one_mpi()
 def test_drop_last_and_an_epoch_left_in_the_middle_lose_and_repeat_nothing(
     mpi_mount: MpiMountFactory, few_digits: Digits, tmp_path: Path
 ) -> None:

@@ -1,7 +1,7 @@
-"""An unmodified PyTorch reader: ImageFolder, DistributedSampler, DataLoader. `python torch_reader.py JSON`.
+"""An unmodified PyTorch reader: ImageFolder, DistributedSampler, DataLoader.
 
-JSON: mountpoint, rank, world, epochs, workers, drop_last, batches (stop each epoch after so many, 0 for all), output.
-Writes a line per image: epoch, label, digest of its pixels.
+Its argument is JSON: mountpoint, rank, world, epochs, workers, drop_last, batches (stop each epoch after so many, 0 for
+all), output. Writes a line per image: epoch, label, digest of its pixels.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-import types
 from pathlib import Path
 
 import torch
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
-
-# torchvision's wheels hold compiled operators for one build of torch; registering their meta kernels fails beside
-# another build. ImageFolder needs none of them.
-sys.modules["torchvision._meta_registrations"] = types.ModuleType("torchvision._meta_registrations")
-from torchvision.datasets import ImageFolder  # type: ignore[import-untyped] # noqa: E402
+from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
 
 def digest(image: torch.Tensor) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import MountFactory, MpiMountFactory
 from tests.lab import Lab
-from tests.launchers import installed_launchers
+from tests.launchers import one_mpi
 from tests.mounts import HERE, Journal, mounted, no_process_left
 from tests.sources.trees import below, by_directory, digests, digests_below
 
@@ -25,7 +25,6 @@ h5py = pytest.importorskip("h5py")
 pytestmark = pytest.mark.mounted
 
 ONLY = "shuffle_only=features/**"
-_ONE_MPI = pytest.mark.parametrize("launcher", installed_launchers()[:1], indirect=True, ids=str)
 
 
 def write(path: Path) -> None:
@@ -173,7 +172,7 @@ def test_the_library_over_the_mount_of_the_directory(mount: MountFactory, data: 
     assert len(direct.split()) == 4
 
 
-@_ONE_MPI
+@one_mpi()
 @pytest.mark.mpi
 @pytest.mark.lab
 def test_both_hosts_see_each_row(mpi_mount: MpiMountFactory, lab: Lab, data: Path) -> None:

@@ -5,21 +5,17 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.conftest import MountFactory
 from tests.packs import dataset, tar_member
+from tests.readers import readers
 
 pytestmark = pytest.mark.mounted
-
-_READER_S = 180
 
 # Prints the digests of all records, of plain and of compressed files, for each of two folders, as JSON.
 _TF_READER = """
@@ -37,13 +33,12 @@ print(json.dumps(found))
 def test_tf_data_reads_the_files_of_a_mounted_directory_and_finds_what_the_source_does(
     mount: MountFactory, tmp_path: Path
 ) -> None:
-    pytest.importorskip("tensorflow")
+    tensorflow = readers("tensorflow")
     (tmp_path / "data").mkdir()
     made = [dataset(kind, tmp_path / "data" / kind) for kind in ("tfrecord", "gzip")]
     view = mount(tmp_path / "data")
-    line = [sys.executable, "-c", _TF_READER, str(tmp_path / "data"), str(view.point)]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=_READER_S)
-    plain, packed, *seen = json.loads(done.stdout)
+    (said,) = tensorflow.run([_TF_READER, str(tmp_path / "data"), str(view.point)])
+    plain, packed, *seen = json.loads(said)
     assert seen == [plain, packed]
     # Tensorflow finds in them what the records of the source are.
     for digests, one in zip((plain, packed), made, strict=True):
@@ -64,9 +59,7 @@ def test_webdataset_reads_the_tars_of_a_mounted_directory(mount: MountFactory, t
 
 # Prints a label and the digest of an image for each that a loader's epoch brings.
 _IMAGE_READER = """
-import hashlib, sys, types
-# The wheel's compiled operators may be for another build of torch; none is used here.
-sys.modules["torchvision._meta_registrations"] = types.ModuleType("torchvision._meta_registrations")
+import hashlib, sys
 import numpy as np, torch
 from PIL import Image
 from torchvision.datasets import ImageFolder
@@ -78,7 +71,9 @@ for images, labels in torch.utils.data.DataLoader(folder, batch_size=32, shuffle
 
 
 def test_image_folder_over_a_tar_sees_each_image_once_under_its_label(mount: MountFactory, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
+    from sklearn.datasets import load_digits  # takes a second, which only tests that need it should wait for
+
+    torch = readers("torch")
     digits = load_digits()
     members, expected = [], []
     for i, (image, label) in enumerate(zip(digits.images[:300], digits.target[:300], strict=True)):
@@ -88,8 +83,7 @@ def test_image_folder_over_a_tar_sees_each_image_once_under_its_label(mount: Mou
         expected.append(f"{label} {hashlib.md5(pixels.tobytes()).hexdigest()}")
     (tmp_path / "digits.tar").write_bytes(b"".join([*members, bytes(1024)]))
     view = mount(Path(f"tar:{tmp_path}/digits.tar"), "shuffle=dir", f"order_log={tmp_path}/order")
-    line = [sys.executable, "-c", _IMAGE_READER, str(view.point)]
-    done = subprocess.run(line, capture_output=True, text=True, check=True, timeout=_READER_S)
-    assert sorted(done.stdout.splitlines()) == sorted(expected)
+    (said,) = torch.run([_IMAGE_READER, str(view.point)])
+    assert sorted(said.splitlines()) == sorted(expected)
     rows = [line.split(",") for line in (tmp_path / "order").read_text().splitlines()[1:]]
     assert any(name != sample for _, _, name, sample, *_ in rows)

@@ -17,13 +17,11 @@ import pytest
 
 from tests.conftest import MountFactory, MpiMountFactory
 from tests.lab import Lab
-from tests.launchers import installed_launchers
+from tests.launchers import one_mpi
 from tests.mounts import DEEPIOFS, HERE, Journal, ending
 from tests.packs import KINDS, Dataset, dataset, framed
 
 pytestmark = pytest.mark.mounted
-
-_ONE_MPI = pytest.mark.parametrize("launcher", installed_launchers()[:1], indirect=True, ids=str)
 
 
 def by_the_library(made: Dataset) -> dict[bytes, bytes]:
@@ -69,7 +67,7 @@ def test_without_memory_records_come_from_the_containers(mount: MountFactory, tm
     assert read == Counter((path.partition(b"/")[0], data) for path, data in made.files.items())
 
 
-@_ONE_MPI
+@one_mpi()
 @pytest.mark.mpi
 @pytest.mark.lab
 @pytest.mark.parametrize("kind", ["tar", "tfrecord", "zip"])

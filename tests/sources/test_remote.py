@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import MountFactory, MpiMountFactory
 from tests.lab import ADDRESSES, HEAD, Lab
-from tests.launchers import installed_launchers
+from tests.launchers import one_mpi
 from tests.mounts import DEEPIOFS, HERE, MODEST, Journal, Place, ending
 from tests.s3server import S3Server, upload
 from tests.sources.test_hdf5 import by_the_library as hdf5_rows
@@ -27,7 +27,6 @@ from tests.webserver import WebServer
 
 pytestmark = pytest.mark.mounted
 
-_ONE_MPI = pytest.mark.parametrize("launcher", installed_launchers()[:1], indirect=True, ids=str)
 
 FILES: Mapping[bytes, bytes] = {
     **{f"class{i % 3}/{i:03d} ü&%+.jpg".encode(): os.urandom(700 + 37 * i) for i in range(90)},
@@ -255,7 +254,7 @@ def test_a_web_server_without_ranges_or_listings_says_so(web: WebServer, tmp_pat
     assert "check the URL" in said
 
 
-@_ONE_MPI
+@one_mpi()
 @pytest.mark.mpi
 @pytest.mark.lab
 def test_both_hosts_see_each_object(mpi_mount: MpiMountFactory, lab: Lab, tmp_path: Path) -> None:

@@ -6,26 +6,20 @@ import hashlib
 import io
 import json
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from tests.conftest import MountFactory, MpiMountFactory
-from tests.launchers import installed_launchers
-from tests.mounts import ending
+from tests.launchers import one_mpi
+from tests.readers import readers
 from tests.streams.conftest import STREAM, parts
 
 pytestmark = [pytest.mark.mounted]
 
-# Which MPI carries the bytes is nothing to a framework, and each start of one takes long.
-_ONE_MPI = pytest.mark.parametrize("launcher", installed_launchers()[:1], indirect=True, ids=str)
 _READER = Path(__file__).parent / "wds_reader.py"
-_READER_S = 180
 
 # Prints the digest of each record, as JSON.
 _TF_READER = """
@@ -52,22 +46,18 @@ def pairs(tmp_path: Path) -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.mpi
-@_ONE_MPI
+@one_mpi()
 def test_webdataset_on_two_ranks_sees_every_sample_once_per_epoch(
     mpi_mount: MpiMountFactory, pairs: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
-    pytest.importorskip("webdataset")
+    torch = readers("torch", "webdataset")
     mounted = mpi_mount(2, tmp_path / "pairs", "batch=16")
     orders = []
     for epoch in range(2):
         outputs = [tmp_path / f"read-{epoch}-{rank}" for rank in range(2)]
-        processes = []
-        for point, output in zip(mounted.mountpoints, outputs, strict=True):
-            urls = f"{point}/{STREAM}/tar/epoch-{epoch}/{{0..3}}-of-4.tar"
-            processes.append(subprocess.Popen([sys.executable, str(_READER), urls, "2", str(output)], text=True))
-        for process in processes:
-            with ending(process):
-                assert process.wait(_READER_S) == 0
+        urls = [f"{point}/{STREAM}/tar/epoch-{epoch}/{{0..3}}-of-4.tar" for point in mounted.mountpoints]
+        program = _READER.read_text()
+        torch.run(*([program, url, "2", str(output)] for url, output in zip(urls, outputs, strict=True)))
         lines = [line.split() for output in outputs for line in output.read_text().splitlines()]
         assert sorted((key, label, digest) for key, label, digest in lines) == sorted(
             (key, *value) for key, value in pairs.items()
@@ -77,22 +67,22 @@ def test_webdataset_on_two_ranks_sees_every_sample_once_per_epoch(
 
 
 @pytest.mark.mpi
-@_ONE_MPI
+@one_mpi()
 def test_tf_data_on_two_ranks_reads_each_record_once(
     mpi_mount: MpiMountFactory, pairs: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
-    pytest.importorskip("tensorflow")
+    tensorflow = readers("tensorflow")
     mounted = mpi_mount(2, tmp_path / "pairs", "shuffle_only=*.cls:*.jpg")
     files = [str(part) for part in parts(mounted.mountpoints, "tfrecord", 3, 3)]
-    done = subprocess.run(
-        [sys.executable, "-c", _TF_READER, *files], capture_output=True, text=True, check=True, timeout=_READER_S
-    )
+    (said,) = tensorflow.run([_TF_READER, *files])
     expected = [digest for _, digest in pairs.values()]
     expected += [hashlib.md5(label.encode()).hexdigest() for label, _ in pairs.values()]
-    assert sorted(json.loads(done.stdout)) == sorted(expected)
+    assert sorted(json.loads(said)) == sorted(expected)
 
 
 def test_a_stream_of_images_and_labels_trains(mount: MountFactory, tmp_path: Path) -> None:
+    from sklearn.datasets import load_digits  # takes a second, which only tests that need it should wait for
+
     wds = pytest.importorskip("webdataset")
     digits = load_digits()
     for i, (image, label) in enumerate(zip(digits.images[:600], digits.target[:600], strict=True)):

@@ -1,4 +1,4 @@
-"""An unmodified WebDataset reader of one rank: `python wds_reader.py URLS WORKERS OUTPUT`; a line per sample."""
+"""An unmodified WebDataset reader of one rank. Arguments: URLs, workers, output, where it writes a line per sample."""
 
 from __future__ import annotations
 
