@@ -1,9 +1,10 @@
 """Units of a dataset, from the source into their places of a store.
 
-Bytes go through a buffer that the thread keeps: the source fills it, it is digested while the processor's caches hold
-it, and the kernel copies it into the store. Read straight into the store, each 4 KiB would cost a page fault, and be
-zeroed first: half as much processor time again (docs/ARCHITECTURE.md, "What loading costs"). Where no buffer is large
-enough, or a unit is only a page or two, the source does read into the store.
+Bytes for the store go through a buffer that the thread keeps: the source fills it, it is digested while the processor
+still caches it, and the kernel copies it on. Read straight into memory that nobody has touched, each 4 KiB would cost a
+page fault and be zeroed first, which takes half as long again (docs/ARCHITECTURE.md, "What loading costs"). Staging is
+used again and again, and read into as it is; so is the store where a unit is only a page or two, or too large for the
+buffer and the source has to be asked at once.
 
 **Threading.** `Filling.read` runs in worker threads, several at once; each has its own buffer and its own units.
 """
@@ -23,8 +24,8 @@ from deepiofs.memory.store import Store
 
 # A buffer of a thread; larger files of a POSIX file system come in pieces of this size.
 _BUFFER_BYTES = 1 << 20
-# Smaller units cost no more than three page faults, which is less than the copy and its two system calls.
-_MAPPED_BYTES = 12 << 10
+# Smaller units cost a page fault or two, which is less than the copy and its system call.
+_MAPPED_BYTES = 6 << 10
 
 # A unit, and why it could not be read.
 Outcome = tuple[int, OSError | DeepiofsError | None]

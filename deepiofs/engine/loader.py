@@ -1,7 +1,8 @@
 """Loading this rank's own units from the source: each once, in the source's order, what is asked for first.
 
-Worker threads read straight into the store (no copy in user space) and digest; they touch no MPI. A thread that hangs
-in the source keeps the unit that it is reading and nothing else: its slot and the rest of its batch go on without it.
+Worker threads read, digest and fill the store (no copy in user space, `engine.filling`); they touch no MPI. A thread
+that hangs in the source keeps the unit that it is reading and nothing else: its slot and the rest of its batch go on
+without it.
 
 **Threading.** Everything runs in the trio thread but `Batch.read`. **Invariants.** A unit is marked in `_taken` while
 one batch has it, or `_urgent`, or a pause before it is tried again; `_waiting` has only units that are not finished.
