@@ -8,6 +8,7 @@ import stat
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -156,14 +157,18 @@ def test_umount_clears_a_mount_that_hangs_and_frees_who_waits_for_it(hanging: Mo
 
 
 def test_commands_do_not_hang_on_a_mount_that_does(hanging: Mount) -> None:
-    done = HERE.deepiofs("wait", str(hanging.point), "--timeout", "0.3")
-    assert done.returncode == 5
-    done = HERE.deepiofs("status", str(hanging.point))
-    assert done.returncode == 5
-    assert "does not answer within" in done.stderr
-    done = HERE.deepiofs("mount", str(hanging.source), str(hanging.point), "-o", "cache=64M,staging=32M")
-    assert done.returncode == 2
-    assert "mounted already" in done.stderr
+    lines = [
+        ("wait", str(hanging.point), "--timeout", "0.3"),
+        ("status", str(hanging.point)),
+        ("mount", str(hanging.source), str(hanging.point), "-o", "cache=64M,staging=32M"),
+    ]
+    with ThreadPoolExecutor(len(lines)) as pool:
+        waited, asked, mounted = pool.map(lambda line: HERE.deepiofs(*line), lines)
+    assert waited.returncode == 5
+    assert asked.returncode == 5
+    assert "does not answer within" in asked.stderr
+    assert mounted.returncode == 2
+    assert "mounted already" in mounted.stderr
 
 
 def test_the_mount_goes_on_without_its_engine(mount: MountFactory, small: Path, journal: Journal) -> None:

@@ -172,13 +172,12 @@ def view(machine: Machine) -> Iterator[Mount]:
     journal.check()
 
 
-@pytest.mark.parametrize("options", ["remount", "remount,ro", "remount,cache=1G"])
-def test_remount_is_refused(machine: Machine, view: Mount, options: str) -> None:
+def test_remount_is_refused(machine: Machine, view: Mount) -> None:
     before = Path(f"/proc/{machine.root.process}/mountinfo").read_text()
-    said = refusal(machine.root, "mount", "-o", options, str(view.point))
-    assert said == (
-        f"deepiofs: a mount cannot be changed while it is there; deepiofs umount {view.point}, and mount it again\n"
-    )
+    for options in ("remount", "remount,ro", "remount,cache=1G"):
+        assert refusal(machine.root, "mount", "-o", options, str(view.point)) == (
+            f"deepiofs: a mount cannot be changed while it is there; deepiofs umount {view.point}, and mount it again\n"
+        )
     assert Path(f"/proc/{machine.root.process}/mountinfo").read_text() == before
 
 

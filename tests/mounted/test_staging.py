@@ -107,9 +107,15 @@ def test_without_shuffling_the_tree_is_the_sources_and_each_byte_is_read_once(
     _check(view, staging)
 
 
-@pytest.mark.parametrize("shuffle", ["dir", "all"])
-@pytest.mark.parametrize("staging", _STAGING)
-@pytest.mark.parametrize("cache", _CACHES)
+# Any two of the three, with half of all products.
+@pytest.mark.parametrize(
+    ("cache", "staging", "shuffle"),
+    [
+        (cache, staging, ("dir", "all")[(i + j) % 2])
+        for i, cache in enumerate(_CACHES)
+        for j, staging in enumerate(_STAGING)
+    ],
+)
 def test_a_shuffled_pass_has_each_sample_once_and_reads_each_byte_of_the_source_once(
     mount: MountFactory, dataset: _Dataset, tmp_path: Path, cache: str, staging: str, shuffle: str
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import sys
@@ -172,16 +173,15 @@ def shared(home: Home, *options: str, secrets: Mapping[str, tuple[int, int, int]
     journal.check()
 
 
-@pytest.mark.parametrize("below", ["", ".deepiofs/exact/"])
-@pytest.mark.parametrize("secret", SECRETS)
-def test_with_allow_other_a_secret_is_denied_by_its_own_mode(home: Home, secret: str, below: str) -> None:
+def test_with_allow_other_a_secret_is_denied_by_its_own_mode(home: Home) -> None:
     with shared(home) as there:
-        assert not there.denied(f"{below}class/public.txt")
-        assert there.denied(f"{below}class/{secret}.txt")
-        path = f"{there.view.point}/{below}class/{secret}.txt"
-        program = "import os, sys; print(os.getxattr(sys.argv[1], 'user.deepiofs.xxh3'))"
-        done = home.other.run(sys.executable, "-c", program, path)
-        assert "PermissionError" in done.stderr
+        for below, secret in itertools.product(("", ".deepiofs/exact/"), SECRETS):
+            assert not there.denied(f"{below}class/public.txt")
+            assert there.denied(f"{below}class/{secret}.txt"), secret
+            path = f"{there.view.point}/{below}class/{secret}.txt"
+            program = "import os, sys; print(os.getxattr(sys.argv[1], 'user.deepiofs.xxh3'))"
+            done = home.other.run(sys.executable, "-c", program, path)
+            assert "PermissionError" in done.stderr, secret
 
 
 @pytest.mark.parametrize("secret", SECRETS)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-DEEPIOFS = str(Path(sys.executable).parent / "deepiofs")
+from deepiofs.cli.main import main
 
 
 def plan(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command."""
-    return subprocess.run([DEEPIOFS, "plan", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    """Call the command: a process of its own would take longer to start than to plan."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as ended:
+        main(["plan", *arguments])
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(arguments, ended.value.code, out.getvalue(), err.getvalue())
 
 
 def figures(*arguments: str) -> dict[str, float]:

@@ -14,7 +14,7 @@ import pytest
 
 from tests.conftest import MpiMountFactory
 from tests.lab import Lab
-from tests.launchers import Launcher
+from tests.launchers import Launcher, mpis_in_turn
 from tests.mounts import DEEPIOFS, Journal, is_running, wait_until
 from tests.ranks.conftest import (
     engine,
@@ -86,7 +86,7 @@ def test_an_engine_whose_peer_never_leaves_ends_by_itself_within_linger(
     assert fresh_differences(mounted, 0) == ""
 
 
-@pytest.mark.parametrize("verify", ["fetch", "always"])
+@mpis_in_turn("verify", ["fetch", "always"])
 def test_a_flipped_byte_in_a_neighbours_memory_is_counted_and_never_delivered(
     mpi_mount: MpiMountFactory, dataset: Path, journal: Journal, verify: str
 ) -> None:

@@ -39,16 +39,16 @@ def assert_labels(reads: list[Read], digits: Digits) -> None:
 
 @pytest.mark.parametrize("workers", [0, 4])
 def test_torch_on_one_mount_sees_each_sample_once_per_epoch_in_three_orders(
-    mount: MountFactory, digits: Digits, tmp_path: Path, workers: int
+    mount: MountFactory, few_digits: Digits, tmp_path: Path, workers: int
 ) -> None:
     log = tmp_path / "order"
-    ours = mount(digits.root, "shuffle=dir", f"order_log={log}")
+    ours = mount(few_digits.root, "shuffle=dir", f"order_log={log}")
     (reads,) = read_with_torch([ours.point], tmp_path, epochs=3, workers=workers)
-    assert_labels(reads, digits)
+    assert_labels(reads, few_digits)
     seen = [[read.digest for read in reads if read.epoch == epoch] for epoch in range(3)]
     assert sorted(seen[0]) == sorted(seen[1]) == sorted(seen[2])
     assert len({tuple(order) for order in seen}) == 3
-    assert_exactly_once(order_of([log]), digits.names, complete=3)
+    assert_exactly_once(order_of([log]), few_digits.names, complete=3)
 
 
 @pytest.mark.mpi
@@ -79,6 +79,7 @@ def test_drop_last_and_an_epoch_left_in_the_middle_lose_and_repeat_nothing(
 
 
 @pytest.mark.mpi
+@one_mpi()
 def test_what_lies_with_a_mount_that_nobody_reads_is_drawn_by_the_others(
     mpi_mount: MpiMountFactory, few_digits: Digits, tmp_path: Path
 ) -> None:
@@ -94,6 +95,7 @@ def test_what_lies_with_a_mount_that_nobody_reads_is_drawn_by_the_others(
 
 
 @pytest.mark.mpi
+@one_mpi()
 def test_all_opens_through_one_mount_take_the_other_ones_samples_too(
     mpi_mount: MpiMountFactory, few_digits: Digits, tmp_path: Path
 ) -> None:

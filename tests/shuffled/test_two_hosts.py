@@ -10,6 +10,7 @@ import pytest
 
 from tests.conftest import MpiMountFactory
 from tests.lab import Lab
+from tests.launchers import mpis_in_turn
 from tests.mounts import MpiMount, ending
 from tests.shuffled.conftest import Digits, assert_exactly_once, order_of
 from tests.shuffled.test_exactly_once import OPEN_ALL
@@ -29,7 +30,7 @@ def read_on_both(mounted: MpiMount, names: list[str]) -> None:
             assert reader.returncode == 0
 
 
-@pytest.mark.parametrize("bound", [0.0, 1.0])
+@mpis_in_turn("bound", [0.0, 1.0])
 def test_the_bound_says_what_crosses_the_network(
     mpi_mount: MpiMountFactory, lab: Lab, digits: Digits, tmp_path: Path, bound: float
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.conftest import MountFactory, MpiMountFactory
 from tests.contracts.test_lmdb_source import write_unseen
 from tests.lab import Lab
+from tests.launchers import one_mpi
 from tests.mounts import Journal, ending
 from tests.sources.lmdbs import encoded, image, write
 
@@ -102,6 +103,7 @@ def test_an_index_file_is_used_again(mount: MountFactory, dataset: str, tmp_path
 
 @pytest.mark.mpi
 @pytest.mark.lab
+@one_mpi()
 def test_two_hosts_of_two_ranks_share_what_each_read_once(
     mpi_mount: MpiMountFactory, lab: Lab, dataset: str, tmp_path: Path
 ) -> None:

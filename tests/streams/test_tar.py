@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import MountFactory, MpiMountFactory
-from tests.launchers import installed_launchers
+from tests.launchers import installed_launchers, mpis_in_turn
 from tests.streams.conftest import STREAM, parts, quiet
 
 pytestmark = [pytest.mark.mounted]
@@ -74,7 +74,7 @@ def test_tarfile_reads_a_part_as_a_pipe(mount: MountFactory, varied: Path) -> No
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@mpis_in_turn("ranks", [2, 3, 4])
 def test_parts_of_all_ranks_together_are_the_source(
     mpi_mount: MpiMountFactory, varied: Path, tmp_path: Path, ranks: int
 ) -> None:
@@ -193,7 +193,7 @@ def test_a_dataset_without_files_has_empty_streams(mount: MountFactory, tmp_path
 
 @pytest.mark.mpi
 @pytest.mark.skipif(not installed_launchers(), reason="no MPI is installed")
-@pytest.mark.parametrize(("even", "batch"), [("drop", 16), ("pad", 0)])
+@mpis_in_turn("even,batch", [("drop", 16), ("pad", 0)])
 def test_even_parts_have_as_many_samples_on_all_ranks(
     mpi_mount: MpiMountFactory, tmp_path: Path, even: str, batch: int
 ) -> None:
