@@ -262,6 +262,7 @@ class LocalPeers:
 
     def __init__(self, job: LocalJob, rank: int) -> None:
         self.on_note: Callable[[int, Note], None] = lambda rank, note: None
+        self.arrivals: Sequence[int] = ()
         self.rank = rank
         self.silent: set[int] = set()
         self.deaf: set[int] = set()

@@ -17,8 +17,10 @@ mpi4py.rc.finalize = False
 
 from mpi4py import MPI  # noqa: E402
 
+from deepiofs.engine.napping import epolls  # noqa: E402
 from deepiofs.engine.peers import Peers  # noqa: E402
 from deepiofs.engine.window import MpiPeers  # noqa: E402
+from deepiofs.engine.world import settings_of_ucx  # noqa: E402
 from deepiofs.errors import MpiUnavailableError  # noqa: E402
 from deepiofs.memory.segments import Segment  # noqa: E402
 
@@ -33,6 +35,9 @@ class MpiWorld:
     """COMM_WORLD, its nodes, and what start-up needs. All methods are **collective** and block."""
 
     def __init__(self) -> None:
+        others = epolls()
+        for name, value in settings_of_ucx(os.environ).items():
+            os.environ[name] = value
         provided = MPI.Init_thread(MPI.THREAD_FUNNELED)
         if provided < MPI.THREAD_FUNNELED:
             raise MpiUnavailableError("this MPI library gives no thread support; use one built with it")
@@ -48,6 +53,7 @@ class MpiWorld:
         place = (self._leaders.rank, self._leaders.size) if leader else None
         self.node, self.nodes = self._node_comm.bcast(place)
         self._peers: MpiPeers | None = None
+        self._arrivals = sorted(epolls() - others)
         self._node_comm.Barrier()
         _unlink_shared_files()
 
@@ -91,7 +97,7 @@ class MpiWorld:
 
     def peers(self, store: Segment) -> Peers:
         try:
-            self._peers = MpiPeers(self._comm, store)
+            self._peers = MpiPeers(self._comm, store, self._arrivals)
         except MPI.Exception as error:
             raise MpiUnavailableError(
                 f"this MPI cannot make a window ({error}); with Open MPI 4 launch with --mca pml ob1 --mca osc pt2pt"

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
-
-import trio
 
 
 class NoteKind(enum.IntEnum):
@@ -38,22 +36,22 @@ class Note:
 
 
 class Get:
-    """A get under way. Its buffer belongs to MPI until `done` is set, whoever has lost interest meanwhile."""
+    """A get under way. Its buffer belongs to MPI until it is `over`, whoever has lost interest meanwhile."""
 
-    __slots__ = ("done", "error", "rank", "when_done")
+    __slots__ = ("error", "over", "rank", "when_done")
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.done = trio.Event()
+        self.over = False
         self.error: Exception | None = None
-        self.when_done: Callable[[], None] | None = None
+        self.when_done: Callable[[Get], None] | None = None
 
     def finish(self, error: Exception | None = None) -> None:
         """The buffer is the asker's again."""
         self.error = error
-        self.done.set()
+        self.over = True
         if self.when_done:
-            self.when_done()
+            self.when_done(self)
 
 
 class Barrier(Protocol):
@@ -67,6 +65,7 @@ class Peers(Protocol):
     """All other ranks."""
 
     on_note: Callable[[int, Note], None]
+    arrivals: Sequence[int]  # descriptors that may be readable when something has come; see `engine.napping`
 
     def get(self, rank: int, at: int, into: memoryview) -> Get:
         """Start reading `len(into)` bytes from byte `at` of a rank's store."""
@@ -97,6 +96,7 @@ class NoPeers:
 
     def __init__(self) -> None:
         self.on_note: Callable[[int, Note], None] = lambda rank, note: None
+        self.arrivals: Sequence[int] = ()
 
     def get(self, rank: int, at: int, into: memoryview) -> Get:
         raise AssertionError("no peer to get from")

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable
 
 import numpy as np
 import trio
@@ -48,70 +50,88 @@ class Service:
         staging = Store(rank.segments["staging"])
         self._stager = Stager(rank.units, rank.manifest, rank.source, staging, rank.board)
         self._pump = Pump(peers)
-        self._relay = StealRelay(peers, self._send)
+        self._serving = trio.CancelScope()
+        self._start_soon: Callable[..., None]
+        self._relay = StealRelay(peers, self._say)
         self._farewell = Farewell(world.rank, world.size, peers)
         self._fetcher = Fetcher(
             world.rank, rank.units, rank.placement, rank.stores, rank.segments["staging"], rank.budget.staging,
-            self._loader, self._stager, peers, rank.board, self._send,
+            self._loader, self._stager, peers, rank.board, self._say,
             timeout_s=settings.timeout, verify=settings.verify != "off",
         )  # fmt: skip
 
     async def run(self) -> bool:
         """Serve until the mount has left and the peers need this memory no more; whether all have left in time."""
         async with trio.open_nursery() as nursery:
-            self._peers.on_note = lambda rank, note: self._on_note(rank, note, nursery)
-            self._fetcher.on_suspect = lambda rank: nursery.start_soon(self._send, Suspect(rank))
+            self._peers.on_note = self._on_note
+            self._start_soon = nursery.start_soon
+            self._fetcher.gets.on_suspect = lambda rank: self._say(Suspect(rank))
             if self._world.size > 1:
+                self._pump.take_words(self._channel.fileno(), self._take_words)
                 nursery.start_soon(self._pump.run)
             nursery.start_soon(self._unmap_when_idle)
             nursery.start_soon(self._loader.run)
             nursery.start_soon(self._stager.run)
-            nursery.start_soon(self._fetcher.run)
+            nursery.start_soon(self._fetcher.gets.run)
             nursery.start_soon(self._warm)
-            await self._serve_mount(nursery)
+            await self._serve_mount()
             self._relay.mount_is_gone = True
             in_time = await self._linger()
             nursery.cancel_scope.cancel()
         return in_time
 
-    async def _serve_mount(self, nursery: trio.Nursery) -> None:
-        while received := await self._channel.receive():
-            match received[0]:
-                case Fetch(unit, urgent):
-                    self._pump.wake(urgent=bool(urgent))
-                    self._fetcher.begin(unit, bool(urgent))
-                    nursery.start_soon(self._fetcher.fetch, unit)
-                case Hurry(unit):
-                    self._pump.wake(urgent=True)
-                    self._fetcher.hurry(unit)
-                case Release(unit):
-                    self._fetcher.release(unit)
-                case Steal() as steal:
-                    self._pump.wake(urgent=True)
-                    self._relay.ask(steal)
-                case Answered() as answered:
-                    self._relay.answer(answered)
-                case Out(rank):
-                    self._farewell.out.add(rank)
-                case Leave():
-                    return
+    async def _serve_mount(self) -> None:
+        with self._serving:
+            while received := await self._channel.receive():
+                self._hear(received[0])
 
-    def _on_note(self, rank: int, note: Note, nursery: trio.Nursery) -> None:
+    def _take_words(self) -> None:
+        """A packet from the mount, without a pass of trio's scheduler; that it is gone is for `_serve_mount` to see."""
+        with contextlib.suppress(BlockingIOError):
+            received = self._channel.receive_nowait()
+            while received is not None:
+                self._hear(received[0])
+                received = self._channel.more_of_packet()
+
+    def _hear(self, word: Message) -> None:
+        match word:
+            case Fetch(unit, urgent):
+                self._pump.wake(urgent=bool(urgent))
+                self._fetcher.fetch(unit, bool(urgent), self._start_soon)
+            case Release(unit):
+                self._fetcher.release(unit)
+            case Hurry(unit):
+                self._pump.wake(urgent=True)
+                self._fetcher.hurry(unit)
+            case Steal():
+                self._pump.wake(urgent=True)
+                self._relay.ask(word)
+            case Answered():
+                self._relay.answer(word)
+            case Out(rank):
+                self._farewell.out.add(rank)
+            case Leave():
+                self._serving.cancel()
+
+    def _on_note(self, rank: int, note: Note) -> None:
         if note.kind is NoteKind.WAKE:
             self._pump.wake(urgent=bool(note.value))
         if note.kind is NoteKind.LEFT:
             self._farewell.heard(rank)
         elif note.kind in (NoteKind.STEAL, NoteKind.STOLEN):
-            nursery.start_soon(self._relay.on_note, rank, note)
+            self._relay.on_note(rank, note)
         else:
-            self._fetcher.on_note(rank, note, nursery.start_soon)
+            self._fetcher.on_note(rank, note, self._start_soon)
+
+    def _say(self, message: Message) -> None:
+        """To the mount; if it is gone nobody waits for the answer."""
+        with contextlib.suppress(EngineLostError):
+            if not self._channel.send_nowait(message):
+                self._start_soon(self._send, message)
 
     async def _send(self, message: Message) -> None:
-        """To the mount; if it is gone nobody waits for the answer."""
-        try:
+        with contextlib.suppress(EngineLostError):
             await self._channel.send(message)
-        except EngineLostError:
-            return
 
     async def _warm(self) -> None:
         started = time.monotonic()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from deepiofs.engine.peers import Note, NoteKind, Peers
 from deepiofs.memory.wire import Answered, Asked, Message, Steal, Stolen
@@ -17,8 +17,8 @@ _LEFT = 4
 class StealRelay:
     """Between this rank's mount and the other engines."""
 
-    def __init__(self, peers: Peers, send: Callable[[Message], Awaitable[None]]) -> None:
-        self._peers, self._send = peers, send
+    def __init__(self, peers: Peers, say: Callable[[Message], None]) -> None:
+        self._peers, self._say = peers, say
         self.mount_is_gone = False
 
     def ask(self, steal: Steal) -> None:
@@ -30,11 +30,11 @@ class StealRelay:
         note = Note(NoteKind.STOLEN, answered.reply, answered.value, answered.group, answered.number)
         self._peers.send(answered.rank, note)
 
-    async def on_note(self, rank: int, note: Note) -> None:
+    def on_note(self, rank: int, note: Note) -> None:
         """A rank asks, or answers."""
         if note.kind is NoteKind.STOLEN:
-            await self._send(Stolen(rank, note.group, note.number, note.unit, note.value))
+            self._say(Stolen(rank, note.group, note.number, note.unit, note.value))
         elif self.mount_is_gone:
             self._peers.send(rank, Note(NoteKind.STOLEN, _LEFT, 0, note.group, note.number))
         else:
-            await self._send(Asked(rank, note.group, note.number))
+            self._say(Asked(rank, note.group, note.number))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from mpi4py import MPI
@@ -52,8 +52,9 @@ class _Ibarrier:
 class MpiPeers:
     """All other ranks, over one window and one communicator for notes."""
 
-    def __init__(self, comm: MPI.Intracomm, store: Segment) -> None:
+    def __init__(self, comm: MPI.Intracomm, store: Segment, arrivals: Sequence[int] = ()) -> None:
         self.on_note: Callable[[int, Note], None] = lambda rank, note: None
+        self.arrivals = arrivals
         self._notes = comm.Dup()
         self._warm = comm.Dup()
         self._leave = comm.Dup()

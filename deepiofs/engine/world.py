@@ -14,11 +14,22 @@ from deepiofs.memory.segments import Segment
 
 # What a launcher leaves in the environment of a rank: PMI (hydra, Slurm's pmi2), PMIx (Open MPI, Slurm's pmix).
 _RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "PALS_RANKID", "MV2_COMM_WORLD_RANK")
+# Of UCX over TCP: its pieces have 8 KB, so that a file of 100 KB costs a dozen system calls at the end that sends it.
+# With these a get takes half of the processor time (measured: 276 and 305 against 120 and 150 us).
+_TCP_PIECES = {"UCX_TCP_TX_SEG_SIZE": "128k", "UCX_TCP_RX_SEG_SIZE": "128k"}
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Whether a launcher started this process as a rank."""
     return any(name in environment for name in _RANK_VARIABLES)
+
+
+def settings_of_ucx(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """What is to be added to the environment before MPI begins: nothing if the user has an opinion on any of it.
+
+    One alone would not do: UCX refuses to send larger pieces than it receives.
+    """
+    return {} if environment.keys() & _TCP_PIECES else _TCP_PIECES
 
 
 class World(Team, Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,7 +68,8 @@ class EngineLink:
         self.board = Board(segments["board"])
         self._staging = segments["staging"]
         self._stores = {owner: Store(segment) for owner, segment in stores.items()}
-        self.requests = Requests(self._tell, self._staging.size, counts)
+        self.requests = Requests(self._tell, self._say, self._say_later, self._staging.size, counts)
+        self._nursery: trio.Nursery | None = None
         self._asked: dict[tuple[int, int, int], _Asked] = {}
         self.on_asked: Callable[[int, int, int], Answer] = lambda rank, group, number: Answer(Reply.EMPTY)
         self.on_suspect: Callable[[int], None] = lambda rank: None
@@ -154,22 +155,57 @@ class EngineLink:
 
     async def listen(self) -> None:
         """Take the engine's answers until it is gone."""
-        while received := await self._channel.receive():
-            match received[0]:
-                case Ready(unit, at, from_source):
-                    await self.requests.ready(unit, at, bool(from_source))
-                case Missed(unit):
-                    self.requests.missed(unit)
-                case Pressed():
-                    await self.requests.pressed()
-                case Stolen(rank, group, number, reply, value):
-                    self._answered(rank, group, number, Answer(Reply(reply), value))
-                case Asked(rank, group, number):
-                    answer = self.on_asked(rank, group, number)
-                    await self._tell(Answered(rank, group, number, answer.reply, answer.value))
-                case Suspect(rank):
-                    self.on_suspect(rank)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self.requests.watch)
+            while received := await self._channel.receive():
+                self._hear(received[0])
+            self._nursery = None
+            nursery.cancel_scope.cancel()
         self._lost()
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when the engine has said something."""
+        return self._channel.fileno()
+
+    def take_words(self) -> bool:
+        """What `listen` would take, without waiting; False if the engine is gone, which is `listen`'s to see."""
+        try:
+            while received := self._channel.receive_nowait():
+                self._hear(received[0])
+        except BlockingIOError:
+            return True
+        return False
+
+    def _hear(self, word: Message) -> None:
+        match word:
+            case Ready(unit, at, from_source):
+                self.requests.ready(unit, at, bool(from_source))
+            case Missed(unit):
+                self.requests.missed(unit)
+            case Pressed():
+                self.requests.pressed()
+            case Stolen(rank, group, number, reply, value):
+                self._answered(rank, group, number, Answer(Reply(reply), value))
+            case Asked(rank, group, number):
+                answer = self.on_asked(rank, group, number)
+                self._say_later([Answered(rank, group, number, answer.reply, answer.value)])
+            case Suspect(rank):
+                self.on_suspect(rank)
+
+    def _say(self, *messages: Message) -> bool:
+        """To the engine, without waiting; False if there is no room on the wire, or it is gone."""
+        try:
+            return self.running and self._channel.send_together(messages)
+        except EngineLostError:
+            self._lost()
+            return False
+
+    def _say_later(self, messages: Sequence[Message]) -> None:
+        """To the engine, now or as soon as there is room on the wire."""
+        if not self._say(*messages) and self._nursery is not None:
+            for message in messages:
+                self._nursery.start_soon(self._tell, message)
 
     async def _tell(self, message: Message) -> bool:
         try:

@@ -19,9 +19,11 @@ import trio
 
 from deepiofs.dataset.sources import Source
 from deepiofs.errors import TimedOutError
+from deepiofs.fs.coming import Coming
 from deepiofs.fs.counts import Counts, Origin
 from deepiofs.fs.enginelink import EngineLink
-from deepiofs.fs.sourcereads import SourceHandle, SourceReads
+from deepiofs.fs.openfile import OpenFile
+from deepiofs.fs.sourcereads import SourceReads
 from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
 from deepiofs.memory.store import HEADER_BYTES, genuine
 
@@ -31,60 +33,7 @@ log = logging.getLogger(__name__)
 REPLY_S = 1.5
 # The kernel asks for no more at once: a smaller file is read from the source in one request.
 _REQUEST_BYTES = 128 << 10
-# The kernel's own read-ahead may come a little out of order.
-_DISORDER_BYTES = 1 << 20
-# After so many bytes in order the reader is believed to go on.
-_RUN_BYTES = 512 << 10
 _AHEAD_UNITS = 2
-
-
-class OpenFile:
-    """One open file: what is read through one handle."""
-
-    __slots__ = ("_source", "ahead", "asked_ahead", "checked", "content", "first", "run", "size", "to_come", "whole")
-
-    def __init__(self, content: int, first: int, size: int, whole: bool = False) -> None:
-        self.content = content  # the row whose bytes these are
-        self.first = first  # its first unit
-        self.size = size
-        self.checked: set[int] = set()  # units whose digest was compared through this handle
-        self._source: SourceHandle | None = None
-        self.to_come = 0  # where the next read begins, if it goes on
-        self.run = _RUN_BYTES  # bytes that were read in order; who begins at the beginning is believed at once
-        self.whole = whole  # it will be read to its end, even if it is small
-        self.asked_ahead = 0  # extents, from the first on, that were asked for ahead or read
-        self.ahead: set[int] = set()  # units that were asked for ahead through this handle, and not read yet
-
-    @property
-    def source(self) -> SourceHandle:
-        """What the source is read through: made when it is first needed, as most files never need it."""
-        if self._source is None:
-            self._source = SourceHandle(self.content)
-        return self._source
-
-    def mark_closed(self) -> bool:
-        """Nobody reads any more. Whether there is something of the source to close."""
-        if self._source is None:
-            return False
-        self._source.mark_closed()
-        return self._source.is_open
-
-    @property
-    def units(self) -> int:
-        """How many extents it has."""
-        return -(-self.size // EXTENT_BYTES)
-
-    def follow(self, at: int, size: int) -> None:
-        """A read comes."""
-        if abs(at - self.to_come) > _DISORDER_BYTES:
-            self.run, self.to_come = 0, at
-        self.run += size
-        self.to_come = max(self.to_come, at + size)
-
-    @property
-    def reads_on(self) -> bool:
-        """Whether it is read in order."""
-        return self.run >= _RUN_BYTES
 
 
 class Reader:
@@ -100,7 +49,7 @@ class Reader:
         verify: str,
         staging_bytes: int,
     ) -> None:
-        self._link, self._counts = link, counts
+        self.link, self._counts = link, counts
         self.source_reads = SourceReads(source, link.manifest)
         self.timeout_s = timeout_s
         self._check_node = verify != "off"
@@ -111,9 +60,9 @@ class Reader:
 
     def open(self, row: int, whole: bool = False) -> OpenFile:
         """What to read a row's bytes through. whole: all of it will be read."""
-        manifest = self._link.manifest
+        manifest = self.link.manifest
         content = manifest.content_of[row]
-        return OpenFile(content, self._link.first[content], manifest.size_of[content], whole)
+        return OpenFile(content, self.link.first[content], manifest.size_of[content], whole)
 
     async def close(self, file: OpenFile) -> None:
         """The handle is gone."""
@@ -123,6 +72,27 @@ class Reader:
         if file.mark_closed():
             # Nobody waits for it: a source that hangs in close(2) must not keep a mount from ending.
             trio.lowlevel.start_thread_soon(file.source.close, lambda result: None)
+
+    def read_soon(self, file: OpenFile, at: int, size: int) -> tuple[memoryview | bytes, Origin] | Coming | None:
+        """The bytes if they are at hand; if a peer has them it is asked, and they come. None: `read` them."""
+        size = min(size, file.size - at)
+        if file.size > EXTENT_BYTES or size <= 0:
+            return None
+        unit = file.first
+        if found := self.at_hand(file, unit):
+            return self._cut(file, 0, at, size, found)
+        if unit in self._bad or not self.link.reachable(unit):
+            return None
+        coming = Coming(file, at, size)
+        asked = self.link.requests.ask(unit, file.size, self.timeout_s, lambda good: self._ended(coming, good))
+        return coming if asked else None
+
+    async def read_otherwise(self, coming: Coming) -> tuple[memoryview | bytes, Origin]:
+        """The bytes of a read that a peer was asked for in vain; errors and time as of `read`."""
+        file, at, size = coming.file, coming.at, coming.size
+        with trio.move_on_at(coming.since + self.timeout_s + REPLY_S):
+            return await self._from_source(file, at, size), Origin.SOURCE
+        raise self._timed_out(file)
 
     async def read(self, file: OpenFile, at: int, size: int) -> tuple[memoryview | bytes, Origin]:
         """The bytes, shorter only at the end of the file, and the farthest place that they came from.
@@ -138,14 +108,13 @@ class Reader:
             await self._read_ahead(file, unit)
         if begin + size <= EXTENT_BYTES and (found := self.at_hand(file, file.first + unit)):
             return self._cut(file, unit, begin, size, found)
-        with trio.move_on_after(self.timeout_s + REPLY_S) as limit:
+        with trio.move_on_after(self.timeout_s + REPLY_S):
             return await self._read_pieces(file, at, size)
-        assert limit.cancelled_caught
-        raise TimedOutError(f"{self.name(file)}: no answer in {self.timeout_s + REPLY_S:g} s")
+        raise self._timed_out(file)
 
     def at_hand(self, file: OpenFile, unit: int) -> tuple[memoryview, Origin] | None:
         """A unit's bytes if they are in this node's memory, or fetched already, and genuine."""
-        link = self._link
+        link = self.link
         size = self._unit_bytes(file, unit)
         if unit in self._bad:
             return None
@@ -160,7 +129,7 @@ class Reader:
 
     def resident(self, row: int) -> memoryview | None:
         """A file of one unit, if this rank's own memory holds it and nothing has to be compared."""
-        link = self._link
+        link = self.link
         content = link.manifest.content_of[row]
         unit, size = link.first[content], link.manifest.size_of[content]
         if self._check_local or not 0 < size <= EXTENT_BYTES or unit in self._bad:
@@ -171,7 +140,7 @@ class Reader:
         """Have the unit of a byte fetched, if it is not at hand, without waiting for it."""
         unit = file.first + at // EXTENT_BYTES
         if unit not in self._bad and self.at_hand(file, unit) is None:
-            await self._link.requests.fetch_ahead(unit, self._unit_bytes(file, unit), lambda good: None, urgent=True)
+            await self.link.requests.fetch_ahead(unit, self._unit_bytes(file, unit), lambda good: None, urgent=True)
 
     def origin(self, file: OpenFile) -> Origin:
         """Where a read of the file's first byte would come from now."""
@@ -180,11 +149,11 @@ class Reader:
         found = self.at_hand(file, file.first)
         if found:
             return found[1]
-        return Origin.PEER if self._link.reachable(file.first) and file.first not in self._bad else Origin.SOURCE
+        return Origin.PEER if self.link.reachable(file.first) and file.first not in self._bad else Origin.SOURCE
 
     def name(self, file: OpenFile) -> str:
         """For log lines."""
-        return os.fsdecode(self._link.manifest.path(file.content))
+        return os.fsdecode(self.link.manifest.path(file.content))
 
     async def _read_pieces(self, file: OpenFile, at: int, size: int) -> tuple[memoryview | bytes, Origin]:
         """A range that is not at hand, or lies in several units."""
@@ -208,9 +177,26 @@ class Reader:
             found = self.at_hand(file, unit)
         if found:
             return self._cut(file, index, begin, length, found)
-        data = await self.source_reads.read(file.source, index * EXTENT_BYTES + begin, length)
-        self._counts.source_bytes += length
-        return data, Origin.SOURCE
+        return await self._from_source(file, index * EXTENT_BYTES + begin, length), Origin.SOURCE
+
+    async def _from_source(self, file: OpenFile, at: int, size: int) -> bytes:
+        data = await self.source_reads.read(file.source, at, size)
+        self._counts.source_bytes += size
+        return data
+
+    def _ended(self, coming: Coming, good: bool) -> None:
+        """The engine has answered, or will not: what waits for it is answered, too."""
+        found = self.at_hand(coming.file, coming.file.first) if good else None
+        if found is None:
+            coming.then(None)
+            return
+        self._counts.fetched_in((trio.current_time() - coming.since) * 1000)
+        data, origin = self._cut(coming.file, 0, coming.at, coming.size, found)
+        self._counts.served_from(origin, len(data))
+        coming.then(data)
+
+    def _timed_out(self, file: OpenFile) -> TimedOutError:
+        return TimedOutError(f"{self.name(file)}: no answer in {self.timeout_s + REPLY_S:g} s")
 
     def _cut(
         self, file: OpenFile, index: int, begin: int, length: int, found: tuple[memoryview, Origin]
@@ -218,19 +204,19 @@ class Reader:
         """A range of an extent that is at hand. One that is read to its end is not needed much longer."""
         whole, origin = found
         if begin + length == len(whole) and origin >= Origin.PEER:
-            self._link.requests.staged.spend(file.first + index)
+            self.link.requests.staged.spend(file.first + index)
         return whole[begin : begin + length], origin
 
     def _is_worth_bringing(self, file: OpenFile, unit: int) -> bool:
         """Whether to have the whole unit brought for a part of it: not where it is read here and there."""
-        if self._link.home(unit) != NOWHERE or file.whole:
+        if self.link.home(unit) != NOWHERE or file.whole:
             return True
         return file.size > _REQUEST_BYTES and (file.size <= EXTENT_BYTES or file.reads_on)
 
     async def _bring(self, file: OpenFile, unit: int) -> bool:
         if unit in self._bad:
             return False
-        return await self._link.requests.fetch(unit, self._unit_bytes(file, unit), self.timeout_s)
+        return await self.link.requests.fetch(unit, self._unit_bytes(file, unit), self.timeout_s)
 
     async def _read_ahead(self, file: OpenFile, index: int) -> None:
         """Have the next extents of a file that is read in order fetched, as far as a part of staging reaches."""
@@ -242,10 +228,10 @@ class Reader:
                 return
             file.asked_ahead += 1
             size = self._unit_bytes(file, unit)
-            if unit not in self._bad and self._link.in_node(unit, size) is None:
+            if unit not in self._bad and self.link.in_node(unit, size) is None:
                 file.ahead.add(unit)
                 self._ahead[unit] += 1
-                await self._link.requests.fetch_ahead(unit, size, lambda good: None)
+                await self.link.requests.fetch_ahead(unit, size, lambda good: None)
 
     def _arrived_at(self, file: OpenFile, unit: int) -> None:
         """A handle needs a unit ahead no more: it is read, or never will be through this one."""

@@ -20,9 +20,12 @@ import xxhash
 
 from deepiofs.dataset.manifest import CONTROL_NAME
 from deepiofs.errors import DeepiofsError
+from deepiofs.fs.coming import Coming
 from deepiofs.fs.control import ControlTree
 from deepiofs.fs.counts import Counts
-from deepiofs.fs.fetch import OpenFile, Reader
+from deepiofs.fs.enginelink import EngineLink
+from deepiofs.fs.fetch import Reader
+from deepiofs.fs.openfile import OpenFile
 from deepiofs.fs.orderlog import OrderLog
 from deepiofs.fs.shuffle import Bound, Shuffle
 from deepiofs.fs.streams.reading import OpenStream
@@ -89,6 +92,11 @@ class FileSystem:
         self._numbers = itertools.count(1)
 
     @property
+    def words(self) -> EngineLink | None:
+        """What the engine says, for who waits for requests to take, too; None if readers never wait for it."""
+        return None if self._reader.link.all_near else self._reader.link
+
+    @property
     def open_handles(self) -> int:
         """How many handles are open."""
         return len(self._handles)
@@ -142,6 +150,27 @@ class FileSystem:
         if self._shuffle is not None and (row := self._tree.shuffled_row(node)) is not None:
             return await self._open_shuffled(self._shuffle, row, thread)
         return Opened(self._keep(self._reader.open(self._tree.row(node))))
+
+    def read_soon(self, handle: int, at: int, size: int) -> memoryview | bytes | Coming | None:
+        """The bytes if they are at hand, or those that a peer was asked for; None: `read` them."""
+        file = self._handles[handle]
+        if type(file) is not OpenFile:
+            return None
+        found = self._reader.read_soon(file, at, size)
+        if not isinstance(found, tuple):
+            return found
+        data, origin = found
+        self.counts.served_from(origin, len(data))
+        return data
+
+    async def read_otherwise(self, coming: Coming) -> memoryview | bytes:
+        """The bytes of a read that a peer was asked for in vain; FsError with the cause."""
+        try:
+            data, origin = await self._reader.read_otherwise(coming)
+        except (OSError, DeepiofsError) as error:
+            raise self._failure(coming.file, error) from None
+        self.counts.served_from(origin, len(data))
+        return data
 
     async def read(self, handle: int, at: int, size: int) -> memoryview | bytes:
         """Bytes of an open file, short only at its end; FsError with the cause."""

@@ -32,7 +32,7 @@ class Nearby:
     @property
     def has_all(self) -> bool:
         """Whether nothing is lacking, nor ever will be."""
-        return bool(self._link.board[Counter.STATE_WARM]) and self._link.all_near
+        return self._link.all_near and bool(self._link.board[Counter.STATE_WARM])
 
     def lacking(self, sample: int) -> Iterator[tuple[int, int]]:
         """(unit, bytes) of a sample that is not in memory now."""

@@ -79,6 +79,7 @@ class Prefetcher:
         self._share: collections.Counter[int] = collections.Counter()
         self._looked_at: collections.Counter[int] = collections.Counter()  # how many of a group's next samples
         self._wanting: dict[int, None] = {}  # groups that have something to claim
+        self._drawn: dict[int, None] = {}  # groups that were drawn since it was last looked what there is to claim
         # Claiming a few at a time costs less than claiming each by itself.
         self._every, self._since_claiming = max(count // 8, 1), 0
         self._called = trio.Event()
@@ -97,7 +98,7 @@ class Prefetcher:
         while self._on:
             self._called = trio.Event()
             self._since_claiming = 0
-            while self._wanting and await self._claim_for(next(iter(self._wanting))):
+            while self._wanting and await self._claim_some():
                 pass
             await self._called.wait()
 
@@ -119,8 +120,13 @@ class Prefetcher:
         self._recent.append(group)
         if len(self._recent) > self.window:
             self._share[self._recent.popleft()] -= 1
+        self._drawn[group] = None
         self._since_claiming += 1
-        self._look(group, now=self._since_claiming >= min(self._every, len(self._claims) // 4))
+        if self._since_claiming >= min(self._every, len(self._claims) // 4):
+            self._since_claiming = 0
+            drawn, self._drawn = self._drawn, {}
+            for group in drawn:
+                self._look(group)
 
     def taken(self, group: int) -> None:
         """One of the next samples of a group was reserved: those behind it move up."""
@@ -178,11 +184,11 @@ class Prefetcher:
         self._drop(sample)
         return True
 
-    def _look(self, group: int, now: bool = True) -> None:
-        """See whether something of a group's share is to be claimed; `run` does so, now or with others later."""
+    def _look(self, group: int) -> None:
+        """See whether something of a group's share is to be claimed; `run` does so."""
         if self._share[group] and self._next_far(group) is not None:
             self._wanting[group] = None
-        if self._wanting and now:
+        if self._wanting:
             self._called.set()
 
     def _look_at_all(self) -> None:
@@ -202,10 +208,18 @@ class Prefetcher:
             self._looked_at[group] += 1
         return None
 
-    async def _claim_for(self, group: int) -> bool:
-        """Claim the next of a group's share; False if there is no room."""
+    async def _claim_some(self) -> bool:
+        """Claim what is wanted, until a queue has to be computed; False if there is no room. Few words say it all."""
         assert self._queues is not None
-        await self._queues.load(group)
+        await self._queues.load(next(iter(self._wanting)))
+        with self._requests.together():
+            while self._wanting and self._queues.is_loaded(group := next(iter(self._wanting))):
+                if not self._claim_for(group):
+                    return False
+        return True
+
+    def _claim_for(self, group: int) -> bool:
+        """Claim the next of a group's share; False if there is no room."""
         sample = self._next_far(group)
         if sample is None:
             self._wanting.pop(group, None)
@@ -214,7 +228,11 @@ class Prefetcher:
         if not self._has_room(claim):
             return False
         self._looked_at[group] += 1
-        await self._claim(sample, claim)
+        self._register(sample, claim)
+        for unit, size in list(claim.units.items()):
+            self._requests.fetch_with_others(unit, size, self._arrived(claim, unit))
+        if not claim.missing:
+            self._tell()
         return True
 
     def _has_room(self, claim: _Claim) -> bool:
@@ -242,15 +260,18 @@ class Prefetcher:
         claim = _Claim(group, units)
         return claim if claim.span <= self._most_bytes else _Claim(group, {})
 
-    async def _claim(self, sample: int, claim: _Claim, urgent: bool = False) -> None:
-        """Have a sample fetched."""
+    def _register(self, sample: int, claim: _Claim) -> None:
         self._claims[sample] = claim
         self.claimed_bytes += claim.span
         for unit in claim.units:
             self._requests.staged.claim(unit)
+
+    async def _claim_now(self, sample: int, claim: _Claim) -> None:
+        """Have a sample fetched that a reader waits for."""
+        self._register(sample, claim)
         for unit, size in list(claim.units.items()):
             if unit in claim.units:  # not dropped meanwhile
-                await self._requests.fetch_ahead(unit, size, self._arrived(claim, unit), urgent)
+                await self._requests.fetch_ahead(unit, size, self._arrived(claim, unit), urgent=True)
         if not claim.missing:
             self._tell()
 
@@ -281,7 +302,7 @@ class Prefetcher:
             for unit in list(claim.missing):
                 await self._requests.hurry(unit)
         elif units := dict(self._nearby.lacking(sample)):
-            await self._claim(sample, self._planned(group, units), urgent=True)
+            await self._claim_now(sample, self._planned(group, units))
 
     def _drop(self, sample: int) -> None:
         claim = self._claims.pop(sample, None)

@@ -6,8 +6,9 @@ answered once: who gives up before leaves it there. A staged unit is readable at
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import trio
 
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 GRACE_S = 0.5
 # For how long an engine that did not answer is left alone.
 _PAUSE_S = 5.0
+# Words in one packet.
+_TOGETHER = 64
 
 Then = Callable[[bool], None]
 
@@ -51,9 +54,21 @@ class _Request:
 class Requests:
     """What is under way, and what has come."""
 
-    def __init__(self, tell: Callable[[Message], Awaitable[bool]], staging_bytes: int, counts: Counts) -> None:
-        """tell: send a word to the engine; False if it is gone."""
-        self._tell, self._counts = tell, counts
+    def __init__(
+        self,
+        tell: Callable[[Message], Awaitable[bool]],
+        say: Callable[[Message], bool],
+        say_later: Callable[[Sequence[Message]], None],
+        staging_bytes: int,
+        counts: Counts,
+    ) -> None:
+        """tell: send a word to the engine; False if it is gone. say: the same, if it need not wait for room on the
+        wire. say_later: the same, now or as soon as there is room.
+        """
+        self._tell, self._say, self._say_later, self._counts = tell, say, say_later, counts
+        self._awaited: dict[_Request, float] = {}  # those of `ask`, and until when
+        self._asked = trio.Event()
+        self._words: list[Message] = []  # of `together`
         # With the half that claims may take, this leaves an eighth for what is under way.
         self._keep_bytes = staging_bytes * 3 // 8
         self.staged = Staged()
@@ -71,6 +86,39 @@ class Requests:
     def may_come(self, unit: int) -> bool:
         """Whether the engine was asked for a unit and has not answered yet, though nobody may wait for it any more."""
         return unit in self._requests
+
+    def ask(self, unit: int, size: int, timeout_s: float, then: Then) -> bool:
+        """Have a unit brought near for one who reads it: `then` hears how it went, later, and within `timeout_s` (and
+        a little). False: it cannot be had, or not without waiting for the wire; ask `fetch`.
+        """
+        request = self._requests.get(unit)
+        if not self.usable or (request is not None and request.done.is_set()):
+            return False
+        if request is None:
+            if not self._say(Fetch(unit, 1)):
+                return False
+            request = self._requests[unit] = _Request(size, True)
+        elif not request.urgent:
+            if not self._say(Hurry(unit)):
+                return False
+            request.urgent = True
+        request.then.append(then)
+        self._awaited.setdefault(request, trio.current_time() + timeout_s + GRACE_S)
+        self._asked.set()
+        return True
+
+    async def watch(self) -> None:
+        """See that those who asked are answered in time, until cancelled: one task for all of them."""
+        while True:
+            request, limit = next(iter(self._awaited.items()), (None, 0.0))
+            if request is None:
+                self._asked = trio.Event()
+                await self._asked.wait()
+            elif limit <= trio.current_time():
+                self.engine_late()
+            else:
+                # Nearly always it is answered by then; that it is is not told to this task.
+                await trio.sleep_until(limit)
 
     async def fetch(self, unit: int, size: int, timeout_s: float) -> bool:
         """Have a unit brought near; False if it cannot be had within `timeout_s` (and a little)."""
@@ -104,6 +152,27 @@ class Requests:
         else:
             await self._request(unit, size, urgent, then)
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Nothing is awaited inside: what `fetch_with_others` asks for goes to the engine behind it, in few packets."""
+        self._words = []
+        yield
+        self._say_all(self._words)
+
+    def fetch_with_others(self, unit: int, size: int, then: Then) -> None:
+        """As `fetch_ahead`, within `together`."""
+        request = self._requests.get(unit)
+        if unit in self.staged or not self.usable:
+            then(unit in self.staged)
+        elif request is None:
+            request = self._requests[unit] = _Request(size, urgent=False)
+            request.then.append(then)
+            self._words.append(Fetch(unit, 0))
+        elif request.done.is_set():  # given up, and not answered yet
+            then(False)
+        else:
+            request.then.append(then)
+
     async def hurry(self, unit: int) -> None:
         """Somebody waits now for what was to be fetched ahead."""
         request = self._requests.get(unit)
@@ -111,7 +180,7 @@ class Requests:
             request.urgent = True
             await self._tell(Hurry(unit))
 
-    async def ready(self, unit: int, at: int, from_source: bool) -> None:
+    def ready(self, unit: int, at: int, from_source: bool) -> None:
         """The engine's answer: the unit is there."""
         request = self._requests.pop(unit, None)
         if at != IN_NODE and request is not None:
@@ -119,21 +188,23 @@ class Requests:
                 self._unseen.add(unit)
             self.staged.add(unit, Place(at, span(request.size), from_source))
         if request is not None:
-            request.finish(True)
-        await self._release_down_to(self._keep_bytes)
+            self._finish(request, True)
+        if self.staged.unclaimed_bytes > self._keep_bytes:
+            # An eighth of them at once: a word by itself costs more than what it says.
+            self._release_down_to(self._keep_bytes, self.staged.unclaimed_units // 8)
 
     def missed(self, unit: int) -> None:
         """The engine's answer: it cannot be had from it."""
         request = self._requests.pop(unit, None)
         if request is not None:
-            request.finish(False)
+            self._finish(request, False)
 
-    async def pressed(self) -> None:
+    def pressed(self) -> None:
         """The engine has no room for what it was asked for."""
         if not self.staged.unclaimed_bytes and not self.give_up_claim():
             return
         several = len(self.staged.unclaimed()) > 1
-        await self._release_down_to(self.staged.unclaimed_bytes // 2 if several else 0)
+        self._release_down_to(self.staged.unclaimed_bytes // 2 if several else 0)
 
     def engine_late(self) -> None:
         """It did not answer in time: whoever waits for it is let go."""
@@ -141,13 +212,17 @@ class Requests:
         self._counts.engine_timeouts += 1
         log.warning("the engine does not answer; reading from the source for %g s", _PAUSE_S)
         for request in list(self._requests.values()):
-            request.finish(False)
+            self._finish(request, False)
 
     def lost(self) -> None:
         """The engine is gone."""
         self._lost = True
         while self._requests:
-            self._requests.popitem()[1].finish(False)
+            self._finish(self._requests.popitem()[1], False)
+
+    def _finish(self, request: _Request, good: bool) -> None:
+        self._awaited.pop(request, None)
+        request.finish(good)
 
     async def _urgent(self, unit: int, size: int) -> _Request:
         request = self._requests.get(unit)
@@ -179,13 +254,22 @@ class Requests:
             if not request.waiters:
                 self._unseen.discard(unit)
 
-    async def _release_down_to(self, keep_bytes: int) -> None:
-        """Give unclaimed units back, but nothing that was fetched for somebody who has not seen it yet."""
+    def _release_down_to(self, keep_bytes: int, at_least: int = 0) -> None:
+        """Give unclaimed units back, but nothing that was fetched for somebody who has not seen it yet.
+
+        at_least: so many, where any are to be given back.
+        """
         if self.staged.unclaimed_bytes <= keep_bytes:
             return
+        words: list[Message] = []
         for unit in self.staged.unclaimed():
-            if self.staged.unclaimed_bytes <= keep_bytes:
-                return
-            if unit not in self._unseen and self.staged.is_unclaimed(unit):
+            if self.staged.unclaimed_bytes <= keep_bytes and len(words) >= at_least:
+                break
+            if unit not in self._unseen:
                 self.staged.remove(unit)
-                await self._tell(Release(unit))
+                words.append(Release(unit))
+        self._say_all(words)
+
+    def _say_all(self, words: list[Message]) -> None:
+        for at in range(0, len(words), _TOGETHER):
+            self._say_later(words[at : at + _TOGETHER])

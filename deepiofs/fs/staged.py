@@ -36,6 +36,11 @@ class Staged:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def unclaimed_units(self) -> int:
+        """How many units may go."""
+        return len(self._order)
+
     def add(self, unit: int, place: Place) -> None:
         """A unit has arrived."""
         self._places[unit] = place

@@ -26,11 +26,12 @@ from typing import Any
 import trio
 
 from deepiofs.errors import DeepiofsError
+from deepiofs.fs.coming import Coming
 from deepiofs.fs.filesystem import FileSystem, FsError
 from deepiofs.fuse import protocol
+from deepiofs.fuse.hearing import Hearing
 from deepiofs.fuse.protocol import Opcode
 from deepiofs.fuse.requests import Answering, Handler, Reply, Requests
-from deepiofs.idling import Idling
 
 log = logging.getLogger(__name__)
 
@@ -62,11 +63,14 @@ class Express:
         self._here.setblocking(False)
         self._packet = memoryview(bytearray(protocol.most_bytes()))
         self._counts = filesystem.counts
-        self._idling = Idling(device)
+        self._idling = Hearing(device, filesystem.words)
+        self._filesystem = filesystem
+        self._readers: trio.Nursery | None = None
         self._handlers = Requests(filesystem, self._write).handlers()
 
     def close(self) -> None:
         """Let the sockets go."""
+        self._idling.close()
         self.there.close()
         self._here.close()
 
@@ -77,9 +81,11 @@ class Express:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._carry_answers)
                 async with trio.open_nursery() as readers:
+                    self._readers = readers
                     await self._serve(readers)
                 nursery.cancel_scope.cancel()
         finally:
+            self._readers = None
             self._idling.end()
 
     async def _serve(self, readers: trio.Nursery) -> None:
@@ -134,7 +140,27 @@ class Express:
             self._reply(unique, reply)
 
     def _reply(self, unique: int, reply: Reply) -> None:
+        if isinstance(reply, Coming):
+            reply.then = functools.partial(self._arrived, unique, reply)
+            return
         self._write(_pack(_OUT_BYTES + len(reply), 0, unique), reply)
+
+    def _arrived(self, unique: int, coming: Coming, data: bytes | memoryview | None) -> None:
+        """What a read waited for is here, or will not come. If the session is over, the device is closed."""
+        if self._readers is None:
+            return
+        if data is not None:
+            self._reply(unique, data)
+        else:
+            self._readers.start_soon(self._answer_otherwise, unique, coming)
+
+    async def _answer_otherwise(self, unique: int, coming: Coming) -> None:
+        try:
+            reply = await self._filesystem.read_otherwise(coming)
+        except Exception as error:
+            self._refuse(unique, self._handlers[Opcode.READ], error)
+        else:
+            self._reply(unique, reply)
 
     def _refuse(self, unique: int, handler: Handler, error: Exception) -> None:
         """Answer with FsError's errno, and with EIO and a traceback in the log where the program itself is wrong."""

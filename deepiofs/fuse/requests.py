@@ -10,12 +10,13 @@ import errno
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeAlias
 
+from deepiofs.fs.coming import Coming
 from deepiofs.fs.filesystem import FileSystem, FsError
 from deepiofs.fs.tree import CONTROL_BASE
 from deepiofs.fuse import protocol
 from deepiofs.fuse.protocol import Opcode
 
-Reply: TypeAlias = "bytes | memoryview"
+Reply: TypeAlias = "bytes | memoryview | Coming"
 Answering: TypeAlias = "Coroutine[Any, Any, Reply]"
 Handler: TypeAlias = "Callable[[int, int, memoryview], Answering]"
 
@@ -70,7 +71,8 @@ class Requests:
     async def _read(self, node: int, thread: int, body: memoryview) -> Reply:
         handle, at, size = protocol.READ_IN.unpack_from(body)
         # A view of the store goes to the kernel without a copy in user space.
-        return await self._fs.read(handle, at, size)
+        soon = self._fs.read_soon(handle, at, size)
+        return await self._fs.read(handle, at, size) if soon is None else soon
 
     async def _write(self, node: int, thread: int, body: memoryview) -> Reply:
         data = bytes(body[protocol.WRITE_IN.size :])

@@ -1,18 +1,20 @@
 """The words between a mount and its engine, and both ends of the socket that carries them.
 
 A Unix socket pair of type SOCK_SEQPACKET (unix(7)): one packet is one message, and may carry one descriptor
-(SCM_RIGHTS). A message is its code, up to five integers, and text. The end of the socket is a message too: the
-other process is gone.
+(SCM_RIGHTS), or it is several that have no text. A message is its code, up to five integers, and text. The end of the
+socket is a message too: the other process is gone.
 
 **Threading.** Each end belongs to one trio thread. Several tasks may send; one receives.
 """
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import trio
@@ -234,37 +236,67 @@ class Channel:
         self._blocked = trio.Lock()  # only one task may wait for room
         # Of the longest packet, and kept: a buffer for each would be mapped and unmapped each time (10 % of a mount).
         self._buffer = bytearray(_MAX_PACKET)
+        self._more: collections.deque[Message] = collections.deque()  # of a packet of several
 
     async def send(self, message: Message, fd: int | None = None) -> None:
         """Send one message, with a descriptor if given; EngineLostError if the other end is gone."""
-        packet = encode(message)
-        ancillary = [] if fd is None else [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))]
-        while True:
-            try:
-                self._socket.sendmsg([packet], ancillary)
-                return
-            except BlockingIOError:
-                async with self._blocked:
-                    await trio.lowlevel.wait_writable(self._socket)
-            except OSError as error:
-                raise EngineLostError(f"the other process is gone: {error.strerror}") from None
+        while not self.send_nowait(message, fd):
+            async with self._blocked:
+                await trio.lowlevel.wait_writable(self._socket)
+
+    def send_together(self, messages: Sequence[Message]) -> bool:
+        """Several messages without text in one packet, if there is room; whether there was."""
+        return self._send(b"".join(map(encode, messages)), None)
+
+    def send_nowait(self, message: Message, fd: int | None = None) -> bool:
+        """The same as `send`, if there is room; whether there was."""
+        return self._send(encode(message), fd)
+
+    def _send(self, packet: bytes, fd: int | None) -> bool:
+        try:
+            if fd is None:
+                self._socket.send(packet)
+            else:
+                self._socket.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", fd))])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise EngineLostError(f"the other process is gone: {error.strerror}") from None
+        return True
+
+    def fileno(self) -> int:
+        """The descriptor that is readable when there is something to receive."""
+        return self._socket.fileno()
 
     async def receive(self) -> tuple[Message, int | None] | None:
         """The next message and its descriptor, if any; None when the other process is gone."""
         while True:
             try:
-                size, ancillary, _, _ = self._socket.recvmsg_into(
-                    [self._buffer], self._ANCILLARY, socket.MSG_CMSG_CLOEXEC
-                )
+                return self.receive_nowait()
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
-                continue
-            except OSError:
-                return None
-            if not size:
-                return None
-            fds = [struct.unpack("i", data[:4])[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
-            return decode(self._buffer[:size]), fds[0] if fds else None
+
+    def more_of_packet(self) -> tuple[Message, None] | None:
+        """The next message of the packet that was received last; None if it had no more."""
+        return (self._more.popleft(), None) if self._more else None
+
+    def receive_nowait(self) -> tuple[Message, int | None] | None:
+        """The same, if there is one; BlockingIOError if there is none."""
+        if more := self.more_of_packet():
+            return more
+        try:
+            size, ancillary, _, _ = self._socket.recvmsg_into([self._buffer], self._ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+        except BlockingIOError:
+            raise
+        except OSError:
+            return None
+        if not size:
+            return None
+        fds = [struct.unpack("i", data[:4])[0] for _, kind, data in ancillary if kind == socket.SCM_RIGHTS]
+        if size > _NUMBERS.size and _KINDS[self._buffer[0]] not in _WORDY:
+            self._more.extend(decode(self._buffer[at : at + _NUMBERS.size]) for at in range(0, size, _NUMBERS.size))
+            return self._more.popleft(), None
+        return decode(self._buffer[:size]), fds[0] if fds else None
 
     def close(self) -> None:
         self._socket.close()

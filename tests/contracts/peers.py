@@ -63,7 +63,7 @@ async def get_bytes(peers: Peers, rank: int, at: int, size: int) -> bytes:
     """The bytes of a get that succeeds."""
     buffer = bytearray(size)
     get = peers.get(rank, at, memoryview(buffer))
-    await poll_until(peers, get.done.is_set)
+    await poll_until(peers, lambda: get.over)
     assert get.error is None
     return bytes(buffer)
 
@@ -94,7 +94,7 @@ async def a_get_leaves_the_bytes_around_its_buffer_alone(peers: Peers, other: Ot
     await other.write(64, b"x" * 300)
     around = bytearray(b"-" * 320)
     get = peers.get(other.rank, 64, memoryview(around)[10:110])
-    await poll_until(peers, get.done.is_set)
+    await poll_until(peers, lambda: get.over)
     assert around == b"-" * 10 + b"x" * 100 + b"-" * 210
 
 
@@ -113,7 +113,7 @@ async def many_gets_in_flight_each_bring_their_own(peers: Peers, other: Other) -
         await other.write(i * 1024, piece)
     buffers = [bytearray(len(piece)) for piece in pieces]
     gets = [peers.get(other.rank, i * 1024, memoryview(buffer)) for i, buffer in enumerate(buffers)]
-    await poll_until(peers, lambda: all(get.done.is_set() for get in gets))
+    await poll_until(peers, lambda: all(get.over for get in gets))
     assert [bytes(buffer) for buffer in buffers] == pieces
     assert all(get.error is None and get.rank == other.rank for get in gets)
 
@@ -132,16 +132,16 @@ async def a_get_is_done_by_poll_and_not_before(peers: Peers, other: Other) -> No
     get = peers.get(other.rank, 0, memoryview(buffer))
     for _ in range(3):
         await trio.lowlevel.checkpoint()
-    assert not get.done.is_set()
-    await poll_until(peers, get.done.is_set)
+    assert not get.over
+    await poll_until(peers, lambda: get.over)
 
 
 @_scenario
 async def when_done_is_called_once(peers: Peers, other: Other) -> None:
     calls: list[bool] = []
     get = peers.get(other.rank, 0, memoryview(bytearray(8)))
-    get.when_done = lambda: calls.append(get.done.is_set())
-    await poll_until(peers, get.done.is_set)
+    get.when_done = lambda get: calls.append(get.over)
+    await poll_until(peers, lambda: get.over)
     for _ in range(5):
         peers.poll()
     assert calls == [True]
@@ -152,7 +152,7 @@ async def peers_are_busy_while_a_get_is_under_way(peers: Peers, other: Other) ->
     await poll_until(peers, lambda: not peers.busy())
     get = peers.get(other.rank, 0, memoryview(bytearray(8)))
     assert peers.busy()
-    await poll_until(peers, get.done.is_set)
+    await poll_until(peers, lambda: get.over)
     await poll_until(peers, lambda: not peers.busy())
 
 
@@ -163,9 +163,9 @@ async def poll_says_whether_something_was_completed(peers: Peers, other: Other) 
     get = peers.get(other.rank, 0, memoryview(bytearray(8)))
     with trio.fail_after(_HUNG_S):
         while not peers.poll():
-            assert not get.done.is_set()
+            assert not get.over
             await trio.lowlevel.checkpoint()
-    assert get.done.is_set()
+    assert get.over
 
 
 @_scenario

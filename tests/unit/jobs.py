@@ -146,6 +146,9 @@ class Fetching:
         self.job = LocalJob([store.segment for store in self.stores])
         self.peers = self.job.peers[0]
         self.sent: list[Message] = []
+        self.start_soon: Callable[..., None] | None = None
+        self.on_say: Callable[[Message], None] = lambda message: None
+        self._said = trio.Event()
         self.on_load: Callable[[int], bool | None] = self.load
         self.staging = Segment.create("staging", staging_bytes)
         own = range(len(self.dataset)) if home == 0 else []
@@ -162,7 +165,7 @@ class Fetching:
             self.stager,
             self.peers,
             self.board,
-            self._send,
+            self._say,
             timeout_s=timeout_s,
             verify=verify,
         )
@@ -171,12 +174,13 @@ class Fetching:
     async def running(self) -> AsyncIterator[trio.Nursery]:
         """With notes and gets under way."""
         async with trio.open_nursery() as nursery:
+            self.start_soon = nursery.start_soon
             self.peers.on_note = lambda rank, note: self.fetcher.on_note(rank, note, nursery.start_soon)
             self.job.peers[1].on_note = self._home_hears
             nursery.start_soon(self.job.pump)
             nursery.start_soon(self.loader.run)
             nursery.start_soon(self.stager.run)
-            nursery.start_soon(self.fetcher.run)
+            nursery.start_soon(self.fetcher.gets.run)
             await trio.testing.wait_all_tasks_blocked()
             yield nursery
             nursery.cancel_scope.cancel()
@@ -201,8 +205,12 @@ class Fetching:
 
     async def obtain(self, unit: int, *, urgent: bool = True) -> None:
         """What the engine does for a `Fetch`; the answer is in `sent`."""
-        self.fetcher.begin(unit, urgent)
-        await self.fetcher.fetch(unit)
+        answered = len(self.answers_for(unit))
+        assert self.start_soon is not None
+        self.fetcher.fetch(unit, urgent, self.start_soon)
+        while len(self.answers_for(unit)) == answered:
+            await self._said.wait()
+        await trio.lowlevel.checkpoint()
 
     def answers_for(self, unit: int) -> list[Message]:
         """All that the mount was told of a unit so far."""
@@ -217,17 +225,19 @@ class Fetching:
     @property
     def lent(self) -> int:
         """Bytes of staging that are lent."""
-        self.fetcher._arena.check_invariants()
-        assert self.board[Counter.STAGED_BYTES] == self.fetcher._arena.used
+        self.fetcher.room.arena.check_invariants()
+        assert self.board[Counter.STAGED_BYTES] == self.fetcher.room.arena.used
         return self.board[Counter.STAGED_BYTES]
 
     def asked_to_load(self) -> list[int]:
         """Units that rank 0 asked rank 1 to load."""
         return [note.unit for _, note in self.peers.sent if note.kind is NoteKind.LOAD]
 
-    async def _send(self, message: Message) -> None:
+    def _say(self, message: Message) -> None:
         self.sent.append(message)
-        await trio.lowlevel.checkpoint()
+        self.on_say(message)
+        self._said.set()
+        self._said = trio.Event()
 
     def _home_hears(self, rank: int, note: Note) -> None:
         if note.kind is NoteKind.LOAD:

@@ -8,10 +8,14 @@ import struct
 
 import pytest
 import trio
+import trio.testing
 
+from deepiofs.fs.counts import Origin
 from deepiofs.fuse import protocol
+from deepiofs.fuse.express import Express
 from deepiofs.fuse.protocol import Opcode
 from deepiofs.memory.placement import NOWHERE
+from deepiofs.memory.wire import Missed
 from tests.doubles import Gate, in_trio
 from tests.unit.lanes import Lane, counted_bytecodes, read_body
 
@@ -82,6 +86,92 @@ def test_a_request_that_waits_hinders_no_other() -> None:
                 assert await lane.reply() == (waiting, 0, _FILES[b"d/0.bin"][:100])
 
     main()
+
+
+def test_a_read_that_a_peer_answers_costs_no_task_and_hinders_no_other() -> None:
+    @in_trio
+    async def main() -> None:
+        lane = Lane(_FILES, home=lambda unit: 2 if unit == 0 else 0)
+        lane.mounted.engine.mute = True
+        async with lane.running():
+            far, near = [await lane.open(await lane.node(path)) for path in (b"d/0.bin", b"d/1.bin")]
+            tasks = trio.lowlevel.current_statistics().tasks_living
+            waiting = [lane.send(Opcode.READ, 0, read_body(far, at, 100)) for at in (0, 950)]
+            assert await lane.read(near) == _FILES[b"d/1.bin"]
+            assert trio.lowlevel.current_statistics().tasks_living == tasks
+            await lane.mounted.engine.answer(0)
+            replies = [await lane.reply() for _ in waiting]
+        assert replies == [
+            (waiting[0], 0, _FILES[b"d/0.bin"][:100]),
+            (waiting[1], 0, _FILES[b"d/0.bin"][950:]),
+        ]
+        assert lane.mounted.engine.fetches == [0]
+        assert lane.mounted.counts.served[Origin.PEER] == 2
+
+    main()
+
+
+@pytest.mark.parametrize("end", ["missed", "killed"])
+def test_a_read_that_no_peer_answers_is_answered_from_the_source(end: str) -> None:
+    @in_trio
+    async def main() -> None:
+        lane = Lane(_FILES, home=lambda unit: 2)
+        lane.mounted.engine.mute = True
+        async with lane.running():
+            far = await lane.open(await lane.node(b"d/0.bin"))
+            waiting = lane.send(Opcode.READ, 0, read_body(far, 0, 100))
+            with trio.fail_after(10):
+                while not lane.mounted.engine.fetches:
+                    await trio.sleep(0.001)
+            if end == "missed":
+                await lane.mounted.engine.channel.send(Missed(0))
+            else:
+                lane.mounted.kill_engine()
+            assert await lane.reply() == (waiting, 0, _FILES[b"d/0.bin"][:100])
+        assert lane.mounted.counts.served[Origin.SOURCE] == 1
+
+    main()
+
+
+def test_the_error_of_the_source_is_that_of_a_read_that_no_peer_answers() -> None:
+    @in_trio
+    async def main() -> None:
+        lane = Lane(_FILES, home=lambda unit: 2)
+        lane.mounted.engine.missing = {0}
+        lane.mounted.source.read_errors[b"d/0.bin"] = errno.EREMOTEIO
+        async with lane.running():
+            far = await lane.open(await lane.node(b"d/0.bin"))
+            with pytest.raises(OSError, match=os.strerror(errno.EREMOTEIO)):
+                await lane.read(far)
+
+    main()
+
+
+def test_what_comes_after_the_session_is_not_written_to_whatever_has_its_descriptor_by_then() -> None:
+    @in_trio
+    async def main() -> None:
+        lane = Lane(_FILES, home=lambda unit: 2)
+        lane.mounted.engine.mute = True
+        async with lane.mounted.running() as nursery:
+            session = trio.CancelScope()
+            nursery.start_soon(_run_within, session, lane.express)
+            far = await lane.open(await lane.node(b"d/0.bin"))
+            lane.send(Opcode.READ, 0, read_body(far, 0, 100))
+            await lane.node(b"d/1.bin")  # by its answer the read has been begun
+            session.cancel()
+            await trio.testing.wait_all_tasks_blocked()
+            await lane.mounted.engine.answer(0)
+            await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(BlockingIOError):
+                lane.kernel.recv(1)
+            nursery.cancel_scope.cancel()
+
+    main()
+
+
+async def _run_within(scope: trio.CancelScope, express: Express) -> None:
+    with scope:
+        await express.run()
 
 
 def test_a_thread_that_is_done_is_heard_at_once_while_the_device_is_idle() -> None:

@@ -536,8 +536,13 @@ async def test_a_get_that_ends_as_it_is_given_up_gives_its_place_back() -> None:
     fetching = Fetching(_FILES)
     fetching.load_all()
     fetching.peers.silent.add(1)
+
+    async def borrow() -> None:
+        async with fetching.fetcher.borrowed(1):
+            pass
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(fetching.obtain, 1)
+        nursery.start_soon(borrow)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
         fetching.peers.silent.clear()
@@ -552,7 +557,8 @@ async def test_a_get_that_fails_at_once_as_it_is_given_up_gives_its_place_back()
     fetching.peers.fail_next(OSError(errno.ECONNRESET, "peer is gone"), at_once=True)
     with trio.CancelScope() as scope:
         scope.cancel()
-        await fetching.obtain(1)
+        async with fetching.fetcher.borrowed(1):
+            pass
     assert fetching.lent == 0
 
 
@@ -921,9 +927,8 @@ async def test_a_hurry_may_come_before_the_task_has_its_turn() -> None:
     fetching = Fetching(_FILES, home=NOWHERE, timeout_s=3)
     fetching.stager.held = True
     async with fetching.running() as nursery:
-        fetching.fetcher.begin(2, urgent=False)
+        fetching.fetcher.fetch(2, False, nursery.start_soon)
         fetching.fetcher.hurry(2)
-        nursery.start_soon(fetching.fetcher.fetch, 2)
         await trio.sleep(3.3)
         assert fetching.sent == [Missed(2)]
         fetching.stager.let_go()

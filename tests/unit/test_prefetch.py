@@ -692,7 +692,7 @@ async def test_a_sample_that_comes_back_and_is_no_longer_there_is_fetched() -> N
     async with world.running():
         assert await world.draw(0) == 0
         world.queues.next[0].insert(0, 0)
-        await world.requests.pressed()
+        world.requests.pressed()
         assert world.mounted.staged(0) is None
         world.ahead.returned(0, 0)
         assert await world.draw(0) == 1
@@ -776,7 +776,7 @@ def test_in_any_order_of_events_bounds_hold_and_each_sample_is_drawn_in_the_end(
                     waited = True
                     nursery.start_soon(world.ahead.wait, number, 1)
                 elif event == "press":
-                    await world.requests.pressed()
+                    world.requests.pressed()
                 elif event == "restart":
                     world.ahead.restart()
                 await world.settle()

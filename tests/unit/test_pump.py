@@ -8,57 +8,59 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
+import trio.testing
 
 from deepiofs.engine import pump as pump_module
+from deepiofs.engine.napping import Napping
 from deepiofs.engine.peers import NoPeers
 from deepiofs.engine.pump import Pump
-from deepiofs.idling import Idling
 from tests.doubles import in_trio_time
 
 _URGENT_S, _CALM_S, _ACTIVE_S, _IDLE_S = 0.05, 1e-3, 1.0, 0.02
-# What one poll takes here.
-_POLL_S = 5e-5
+_NAP_S, _TOLD_S = 50e-6, 5e-3
 
 
 class _Clock:
-    """Time for the pump: that of trio, and what it has slept without it."""
-
-    def __init__(self) -> None:
-        self.slept = 0.0
-        self.naps = 0
+    """Trio's time for the pump."""
 
     def monotonic(self) -> float:
-        return trio.current_time() + self.slept
-
-    def sleep(self, seconds: float) -> None:
-        self.slept += seconds
-        self.naps += 1
+        return trio.current_time()
 
 
-class _Idling(Idling):
-    """Naps by the clock; whether others have anything to do is so."""
+class _Napping(Napping):
+    """Naps by trio's mocked clock; whether others have anything to do is so. `naps`: how long it would have slept."""
 
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
+        self.naps: list[float] = []
+        self.believed = False
 
-    def nap(self, seconds: float) -> bool:
-        self._clock.sleep(seconds)
-        return super().nap(0)
+    @property
+    def tells(self) -> bool:
+        return self.believed
+
+    def nap(self, seconds: float, heed: bool = True) -> bool:
+        left_s = self._left_s()
+        if left_s <= 0:
+            return True
+        self.naps.append(seconds)
+        clock = trio.lowlevel.current_clock()
+        assert isinstance(clock, trio.testing.MockClock)
+        clock.jump(min(seconds, left_s))
+        return super().nap(0, heed)
 
 
 class _Peers(NoPeers):
     """Peers of whom nothing comes but what the test says. `polls`: when this rank polled."""
 
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
         self.polls: list[float] = []
         self.is_busy = False
         self.to_complete = 0
 
     def poll(self) -> bool:
-        self.polls.append(self._clock.monotonic())
+        self.polls.append(trio.current_time())
         self.to_complete -= 1
         return self.to_complete >= 0
 
@@ -69,10 +71,14 @@ class _Peers(NoPeers):
 class _Engine:
     """A pump at work."""
 
-    def __init__(self, clock: _Clock) -> None:
-        self.clock = clock
-        self.peers = _Peers(clock)
+    def __init__(self, napping: _Napping) -> None:
+        self.napping = napping
+        self.peers = _Peers()
         self.pump = Pump(self.peers)
+
+    def naps_of(self, seconds: float) -> int:
+        """How often it napped for so long."""
+        return sum(nap == pytest.approx(seconds) for nap in self.napping.naps)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -91,10 +97,10 @@ class _Engine:
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> _Engine:
-    clock = _Clock()
-    monkeypatch.setattr(pump_module, "time", clock)
-    monkeypatch.setattr(pump_module, "Idling", lambda: _Idling(clock))
-    return _Engine(clock)
+    napping = _Napping()
+    monkeypatch.setattr(pump_module, "time", _Clock())
+    monkeypatch.setattr(pump_module, "Napping", lambda arrivals: napping)
+    return _Engine(napping)
 
 
 def test_who_is_idle_polls_50_times_a_second(engine: _Engine) -> None:
@@ -102,7 +108,7 @@ def test_who_is_idle_polls_50_times_a_second(engine: _Engine) -> None:
     async def main() -> None:
         async with engine.running():
             assert await engine.polls_in(1) == pytest.approx(50, abs=1)
-        assert engine.clock.naps == 0
+        assert engine.naps_of(_NAP_S) == 0
 
     main()
 
@@ -114,7 +120,7 @@ def test_who_is_woken_for_what_is_ahead_polls_every_millisecond_for_a_second(eng
             engine.pump.wake(urgent=False)
             assert await engine.polls_in(_ACTIVE_S) == pytest.approx(1000, abs=5)
             assert await engine.polls_in(1) == pytest.approx(50, abs=2)
-        assert engine.clock.naps == 0
+        assert engine.naps_of(_NAP_S) == 0
 
     main()
 
@@ -135,10 +141,22 @@ def test_who_is_woken_for_a_reader_naps_between_polls_for_a_moment(engine: _Engi
     async def main() -> None:
         async with engine.running():
             engine.pump.wake(urgent=True)
-            await engine.polls_in(_CALM_S / 2)  # its naps take no time of trio's
-            assert engine.clock.naps == pytest.approx(_URGENT_S / _POLL_S, rel=0.05)
+            assert await engine.polls_in(_URGENT_S) == pytest.approx(_URGENT_S / _NAP_S, rel=0.05)
+            naps = engine.naps_of(_NAP_S)
             assert await engine.polls_in(_ACTIVE_S / 2) == pytest.approx(500, abs=5)
-            assert engine.clock.naps == pytest.approx(_URGENT_S / _POLL_S, rel=0.05)
+            assert engine.naps_of(_NAP_S) - naps <= 2
+
+    main()
+
+
+def test_who_is_told_of_what_comes_does_not_look_for_it(engine: _Engine) -> None:
+    @in_trio_time
+    async def main() -> None:
+        engine.napping.believed = True
+        async with engine.running():
+            engine.pump.wake(urgent=True)
+            assert await engine.polls_in(_URGENT_S) == pytest.approx(_URGENT_S / _TOLD_S, abs=2)
+            assert engine.naps_of(_NAP_S) == 0
 
     main()
 
@@ -180,7 +198,7 @@ def test_what_comes_keeps_it_awake_for_a_second(engine: _Engine) -> None:
             assert await engine.polls_in(_ACTIVE_S / 2) == pytest.approx(500, abs=5)
             await trio.sleep(_ACTIVE_S)
             assert await engine.polls_in(1) == pytest.approx(50, abs=1)
-        assert engine.clock.naps == 0
+        assert engine.naps_of(_NAP_S) == 0
 
     main()
 
@@ -198,7 +216,7 @@ def test_other_tasks_have_their_turn_between_polls_however_urgent_it_is(engine: 
         async with engine.running(), trio.open_nursery() as nursery:
             nursery.start_soon(work)
             engine.pump.wake(urgent=True)
-            while engine.clock.naps < 100:
+            while len(engine.peers.polls) < 100:
                 await trio.lowlevel.checkpoint()
             nursery.cancel_scope.cancel()
         assert max(later - earlier for earlier, later in itertools.pairwise(turns)) <= 2

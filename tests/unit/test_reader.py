@@ -14,7 +14,7 @@ import trio.testing
 
 from deepiofs.errors import SourceChangedError, TimedOutError
 from deepiofs.fs.counts import Origin
-from deepiofs.fs.fetch import OpenFile
+from deepiofs.fs.openfile import OpenFile
 from deepiofs.memory.board import Counter
 from deepiofs.memory.placement import EXTENT_BYTES, NOWHERE
 from deepiofs.memory.store import span
@@ -633,14 +633,13 @@ async def test_a_hanging_source_does_not_keep_resident_bytes_back() -> None:
 async def _joined(fetching: Fetching, mounted: Mounted) -> AsyncIterator[None]:
     """The mount's words go to the fetcher and its answers back, as in the engine's service."""
     channel = Channel(mounted.engine_end)
-    fetching.fetcher._send = channel.send
+    fetching.on_say = lambda message: nursery.start_soon(channel.send, message)
 
     async def serve(nursery: trio.Nursery) -> None:
         while received := await channel.receive():
             match received[0]:
                 case Fetch(unit, urgent):
-                    fetching.fetcher.begin(unit, bool(urgent))
-                    nursery.start_soon(fetching.fetcher.fetch, unit)
+                    fetching.fetcher.fetch(unit, bool(urgent), nursery.start_soon)
                 case Hurry(unit):
                     fetching.fetcher.hurry(unit)
                 case Release(unit):

@@ -212,6 +212,91 @@ async def test_a_unit_is_not_released_before_who_waited_for_it_has_seen_it() -> 
     assert seen == {unit: mounted.dataset.data(unit) for unit in range(_PAGE_UNITS)}
 
 
+# --- Asked without a task --------------------------------------------------------------------------------------------
+
+
+def _ask(mounted: Mounted, unit: int, told: list[bool]) -> bool:
+    return mounted.link.requests.ask(unit, mounted.dataset.size(unit), mounted.timeout_s, told.append)
+
+
+@in_trio_time
+async def test_who_asks_is_told_once_it_is_there_or_that_it_cannot_be_had() -> None:
+    mounted = Mounted(_FILES)
+    mounted.engine.missing = {4}
+    told: dict[int, list[bool]] = {unit: [] for unit in (3, 4)}
+    async with mounted.running():
+        for unit in told:
+            assert _ask(mounted, unit, told[unit])
+        assert told == {3: [], 4: []}
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == {3: [True], 4: [False]}
+        assert mounted.engine.heard == [Fetch(3, 1), Fetch(4, 1)]
+
+
+@in_trio_time
+async def test_who_asks_for_what_is_fetched_ahead_hurries_it() -> None:
+    mounted = Mounted(_FILES)
+    mounted.engine.mute = True
+    told: list[bool] = []
+    async with mounted.running():
+        await mounted.fetch_ahead(3)
+        for _ in range(2):
+            assert _ask(mounted, 3, told)
+        await trio.testing.wait_all_tasks_blocked()
+        assert mounted.engine.heard == [Fetch(3, 0), Hurry(3)]
+        await mounted.engine.answer(3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == [True, True]
+
+
+@in_trio_time
+async def test_who_asks_an_engine_that_does_not_answer_is_told_in_time_and_it_is_left_alone() -> None:
+    mounted = Mounted(_FILES, timeout_s=2)
+    mounted.engine.mute = True
+    told: list[tuple[float, bool]] = []
+    begin = trio.current_time()
+
+    def tell(good: bool) -> None:
+        told.append((trio.current_time() - begin, good))
+
+    async with mounted.running():
+        for unit in (3, 4):
+            assert mounted.link.requests.ask(unit, 1000, 2, tell)
+            await trio.sleep(1)
+        await trio.sleep(1)
+        # The first is late, and the second waits for the same engine.
+        assert told == [(pytest.approx(2 + _GRACE_S), False)] * 2
+        assert mounted.counts.engine_timeouts == 1
+        assert not mounted.link.requests.ask(5, 1000, 2, tell)
+        await trio.sleep(5)
+        assert not mounted.link.requests.ask(3, 1000, 2, tell)  # given up, and not answered yet
+        assert mounted.link.requests.ask(5, 1000, 2, tell)
+
+
+@in_trio_time
+async def test_who_asks_where_there_is_no_room_on_the_wire_has_to_wait_for_it() -> None:
+    mounted = Mounted(_FILES)
+    told: list[bool] = []
+    async with mounted.running(serving=False):
+        mounted.fill_the_wire()
+        assert not _ask(mounted, 3, told)
+        mounted.empty_the_wire()
+        assert _ask(mounted, 3, told)
+
+
+@in_trio_time
+async def test_who_asked_an_engine_that_is_gone_is_told() -> None:
+    mounted = Mounted(_FILES)
+    mounted.engine.mute = True
+    told: list[bool] = []
+    async with mounted.running():
+        assert _ask(mounted, 3, told)
+        mounted.kill_engine()
+        await trio.testing.wait_all_tasks_blocked()
+        assert told == [False]
+        assert not _ask(mounted, 4, told)
+
+
 # --- An engine that is late or stuck ---------------------------------------------------------------------------------
 
 

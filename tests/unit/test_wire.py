@@ -264,3 +264,17 @@ def test_the_ends_are_packet_sockets_and_not_inherited() -> None:
 
 def test_a_text_of_json_is_read() -> None:
     assert wire.facts('{"rank": 1, "size": 2}') == {"rank": 1, "size": 2}
+
+
+@in_trio
+async def test_words_that_come_in_one_packet_are_heard_one_by_one() -> None:
+    ends = wire.pair()
+    here, there = map(Channel, ends)
+    words = [Ready(unit, 4096 * unit) for unit in range(3)]
+    assert here.send_together(words)
+    await here.send(Leave())
+    assert [await there.receive() for _ in range(4)] == [(word, None) for word in (*words, Leave())]
+    with pytest.raises(BlockingIOError):
+        there.receive_nowait()
+    for end in ends:
+        end.close()

@@ -10,7 +10,8 @@ import trio
 
 from deepiofs.errors import TimedOutError
 from deepiofs.fs.counts import Origin
-from deepiofs.fs.fetch import REPLY_S, OpenFile, Reader
+from deepiofs.fs.fetch import REPLY_S, Reader
+from deepiofs.fs.openfile import OpenFile
 from deepiofs.fs.streams.ahead import Ahead, Lead
 from deepiofs.fs.streams.layout import Layout
 from deepiofs.memory.placement import EXTENT_BYTES
