@@ -32,6 +32,8 @@ from tests.launchers import Launcher
 
 DEEPIOFS = str(Path(sys.executable).parent / "deepiofs")
 DEADLINE_S = 60.0
+# How often a wait for ranks looks whether their launcher has ended.
+LOOK_S = 5.0
 # Small machines, and tests beside each other: a later option of the same name wins.
 MODEST = ("cache=64M", "staging=32M")
 _CAP_SYS_ADMIN = 21
@@ -216,9 +218,9 @@ class MpiMount:
 
 
 def _is(point: str, what: str) -> bool:
-    """Whether something is mounted, or warm."""
+    """Whether something is mounted, or warm, within a few seconds."""
     try:
-        return inspect.wait(point, what, 0) == 0
+        return inspect.wait(point, what, LOOK_S) == 0
     except TimedOutError:
         return False
 
