@@ -252,7 +252,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
         _BINDER + "test_s3_while_a_handle_is_open_another_thread_sees_the_same_sample",
         _BINDER + "test_s3_ends_with_the_last_handle",
         _BINDINGS + "test_a_mapping_keeps_its_bytes_while_others_open_the_name",
-        _BINDINGS + "test_eight_threads_and_forty_thousand_operations_see_whole_samples",
+        _BINDINGS + "test_eight_threads_and_a_hundred_thousand_operations_see_whole_samples",
     ),
     "S-NAME-9": (
         _BINDER + "test_s4_open_verify_reopen_sees_one_sample_and_draws_once",
@@ -280,7 +280,7 @@ PROMISES: dict[str, str | tuple[str, ...]] = {
     "S-NAME-13": _PROMISED + "test_a_shuffled_name_has_attributes_of_its_own_and_another_s_size",
     "S-NAME-14": (
         _BINDINGS + "test_sizes_and_bytes_agree_by_stat_fstat_read_pread_and_mmap",
-        _BINDINGS + "test_eight_threads_and_forty_thousand_operations_see_whole_samples",
+        _BINDINGS + "test_eight_threads_and_a_hundred_thousand_operations_see_whole_samples",
         _PROMISED + "test_pages_are_kept_only_while_the_name_stands_for_the_same",
         _BINDER + "test_a_member_opened_before_under_the_binding_is_known",
     ),

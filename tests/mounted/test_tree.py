@@ -17,7 +17,7 @@ from tests.mounts import DEEPIOFS, HERE, Mount
 
 pytestmark = pytest.mark.mounted
 
-CROWD = 30_000
+CROWD = 100_000
 
 
 def test_check_finds_no_difference(nasty: Mount) -> None:

@@ -130,13 +130,13 @@ def test_members_opened_by_different_processes_are_of_one_sample(mount: MountFac
         assert len({head.stdout.split()[0] for head in heads}) == 1
 
 
-def test_eight_threads_and_forty_thousand_operations_see_whole_samples(mount: MountFactory, paired: Path) -> None:
+def test_eight_threads_and_a_hundred_thousand_operations_see_whole_samples(mount: MountFactory, paired: Path) -> None:
     ours = mount(paired, "shuffle=dir")
     sizes = {path.read_bytes(): path.stat().st_size for path in (paired / "c").iterdir()}
 
     def work(seed: int) -> int:
         generator = random.Random(seed)
-        for _ in range(1000):
+        for _ in range(2500):
             stem = f"{ours.point}/c/s{generator.randrange(40):02}"
             size = os.stat(f"{stem}.jpg").st_size
             with open(f"{stem}.jpg", "rb") as image, open(f"{stem}.json", "rb") as text:
@@ -145,10 +145,10 @@ def test_eight_threads_and_forty_thousand_operations_see_whole_samples(mount: Mo
             # The name is open: it stands for one sample, whatever the other threads do.
             assert both[0].split()[0] == both[1].split()[0]
             assert size >= 0
-        return 1000
+        return 2500
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        assert sum(pool.map(work, range(8))) == 8_000  # each of them five operations
+        assert sum(pool.map(work, range(8))) == 20_000  # each of them five operations
 
 
 def test_a_scan_draws_nothing_and_loses_nothing(mount: MountFactory, digits: Digits, tmp_path: Path) -> None:
