@@ -405,20 +405,28 @@ class Journal:
 
 
 @contextlib.contextmanager
-def nothing_left() -> Iterator[None]:
-    """What is done inside leaves no shared memory, temporary or run-time file behind."""
-    before = _traces()
+def nothing_left(jobs: bool = False) -> Iterator[None]:
+    """What is done inside leaves no shared memory, temporary or run-time file behind.
+
+    jobs: nor what a prolog keeps for its epilog; other tests, which may run at the same time, would find that of these.
+    """
+    before = _traces(jobs)
+
+    def left() -> set[Path]:
+        return _abandoned(_traces(jobs) - before)
+
     yield
-    wait_until(lambda: not _abandoned(_traces() - before), lambda: f"{_abandoned(_traces() - before)} removed", 15)
+    wait_until(lambda: not left(), lambda: f"{left()} removed", 15)
 
 
-def _traces() -> set[Path]:
+def _traces(jobs: bool) -> set[Path]:
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     folders = [Path("/dev/shm"), *([Path(runtime)] if runtime else [])]
     found = {path for folder in folders if folder.is_dir() for path in folder.iterdir()}
     found |= set(Path("/tmp").glob("deepiofs*"))
     # Benchmarks, and `try`, have folders of their own, and may run beside the tests.
-    return {path for path in found if not path.name.startswith(("deepiofs-bench-", "deepiofs-try."))}
+    others = r"deepiofs-(bench-|try\.)" if jobs else r"deepiofs-(bench-|try\.|\d+$)"
+    return {path for path in found if not re.match(others, path.name)}
 
 
 def _abandoned(traces: set[Path]) -> set[Path]:

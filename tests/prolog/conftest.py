@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import fcntl
 import os
 import shutil
 import signal
@@ -92,6 +93,14 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No other test has a job meanwhile: what prologs keep lies in one folder of the user's."""
+    with Path(__file__).open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
 Begin = Callable[..., Job]
 
 
@@ -100,7 +109,7 @@ def begin(tmp_path: Path, source: Path) -> Iterator[Begin]:
     """`begin(environment, points, places, prefix)` makes a job; in the end its epilog runs, and nothing may be left."""
     if not any(launcher.name == "mpich" for launcher in installed_launchers()):
         pytest.skip("the prolog's ranks need MPICH")
-    with nothing_left(), no_process_left() as mark, contextlib.ExitStack() as stack:
+    with _alone(), nothing_left(jobs=True), no_process_left() as mark, contextlib.ExitStack() as stack:
 
         def make(
             environment: Mapping[str, str],
