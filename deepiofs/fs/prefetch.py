@@ -113,7 +113,7 @@ class Prefetcher:
         """A sample was drawn, and is read now."""
         if not self._on:
             return
-        self._drop(sample)
+        self._drop(sample, to_be_read=True)
         if self._nearby.has_all:
             return  # whose share it was matters no more
         self._share[group] += 1
@@ -304,13 +304,13 @@ class Prefetcher:
         elif units := dict(self._nearby.lacking(sample)):
             await self._claim_now(sample, self._planned(group, units))
 
-    def _drop(self, sample: int) -> None:
+    def _drop(self, sample: int, to_be_read: bool = False) -> None:
         claim = self._claims.pop(sample, None)
         if claim is None:
             return
         self.claimed_bytes -= claim.span
         for unit in claim.units:
-            self._requests.staged.let_go(unit)
+            self._requests.staged.let_go(unit, to_be_read)
         claim.forget_units()
 
     def _tell(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 import trio
 
@@ -74,6 +74,7 @@ class Requests:
         self.staged = Staged()
         self.give_up_claim: Callable[[], bool] = lambda: False
         self._requests: dict[int, _Request] = {}
+        self._spared: set[int] = set()  # when the engine had no room the last time
         self._unseen: set[int] = set()
         self._paused_until = 0.0
         self._lost = False
@@ -191,7 +192,7 @@ class Requests:
             self._finish(request, True)
         if self.staged.unclaimed_bytes > self._keep_bytes:
             # An eighth of them at once: a word by itself costs more than what it says.
-            self._release_down_to(self._keep_bytes, self.staged.unclaimed_units // 8)
+            self._release_down_to(self._keep_bytes, self.staged.unclaimed_units // 8, self.staged.unread)
 
     def missed(self, unit: int) -> None:
         """The engine's answer: it cannot be had from it."""
@@ -204,7 +205,9 @@ class Requests:
         if not self.staged.unclaimed_bytes and not self.give_up_claim():
             return
         several = len(self.staged.unclaimed()) > 1
-        self._release_down_to(self.staged.unclaimed_bytes // 2 if several else 0)
+        # Who has opened a file reads it soon, or not at all: what was drawn is spared once. The engine asks again.
+        spared, self._spared = self.staged.unread - self._spared, set(self.staged.unread)
+        self._release_down_to(self.staged.unclaimed_bytes // 2 if several else 0, spared=spared)
 
     def engine_late(self) -> None:
         """It did not answer in time: whoever waits for it is let go."""
@@ -254,10 +257,10 @@ class Requests:
             if not request.waiters:
                 self._unseen.discard(unit)
 
-    def _release_down_to(self, keep_bytes: int, at_least: int = 0) -> None:
+    def _release_down_to(self, keep_bytes: int, at_least: int = 0, spared: Collection[int] = ()) -> None:
         """Give unclaimed units back, but nothing that was fetched for somebody who has not seen it yet.
 
-        at_least: so many, where any are to be given back.
+        at_least: so many, where any are to be given back. spared: not these.
         """
         if self.staged.unclaimed_bytes <= keep_bytes:
             return
@@ -265,7 +268,7 @@ class Requests:
         for unit in self.staged.unclaimed():
             if self.staged.unclaimed_bytes <= keep_bytes and len(words) >= at_least:
                 break
-            if unit not in self._unseen:
+            if unit not in self._unseen and unit not in spared:
                 self.staged.remove(unit)
                 words.append(Release(unit))
         self._say_all(words)

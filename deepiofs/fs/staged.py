@@ -3,7 +3,8 @@
 Claimed units stay: they were fetched ahead for a draw that is still to come. Of the others those that were read to
 their end go first, then those not used for longest.
 
-**Threading.** The trio thread. **Invariants.** A unit is in `_order` exactly while it has a place and no claim.
+**Threading.** The trio thread. **Invariants.** A unit is in `_order` exactly while it has a place and no claim; what is
+in `unread` is in `_order`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ class Staged:
         self._places: dict[int, Place] = {}
         self._claims: collections.Counter[int] = collections.Counter()
         self._order: collections.OrderedDict[int, None] = collections.OrderedDict()
+        self.unread: set[int] = set()  # drawn, and not read to their end since
         self.unclaimed_bytes = 0
 
     def __contains__(self, unit: int) -> bool:
@@ -58,21 +60,25 @@ class Staged:
         """A unit was read to its end: it is the next to go."""
         if unit in self._order:
             self._order.move_to_end(unit, last=False)
+            self.unread.discard(unit)
 
     def claim(self, unit: int) -> None:
         """Keep a unit, or one that is to come, until `let_go`; claims are counted."""
         self._claims[unit] += 1
         if unit in self._order:
             del self._order[unit]
+            self.unread.discard(unit)
             self.unclaimed_bytes -= self._places[unit].span
 
-    def let_go(self, unit: int) -> None:
-        """End a claim."""
+    def let_go(self, unit: int, to_be_read: bool = False) -> None:
+        """End a claim. to_be_read: as its draw has come."""
         self._claims[unit] -= 1
         if not self._claims[unit]:
             del self._claims[unit]
             if unit in self._places:
                 self._free(unit)
+                if to_be_read:
+                    self.unread.add(unit)
 
     def unclaimed(self) -> list[int]:
         """Units that may go, the first to go first."""
@@ -85,12 +91,14 @@ class Staged:
     def remove(self, unit: int) -> None:
         """An unclaimed unit goes."""
         del self._order[unit]
+        self.unread.discard(unit)
         self.unclaimed_bytes -= self._places.pop(unit).span
 
     def check_invariants(self) -> None:
         assert self._order.keys() == self._places.keys() - self._claims.keys()
         assert self.unclaimed_bytes == sum(self._places[unit].span for unit in self._order)
         assert all(count > 0 for count in self._claims.values())
+        assert self.unread <= self._order.keys()
 
     def _free(self, unit: int) -> None:
         self._order[unit] = None

@@ -630,3 +630,40 @@ async def test_who_stops_waiting_leaves_the_request_to_the_others() -> None:
         assert results == [True]
         assert mounted.engine.fetches == [3]
         assert mounted.counts.engine_timeouts == 0
+
+
+@in_trio_time
+async def test_what_was_drawn_and_not_read_yet_is_spared_once_when_room_is_needed() -> None:
+    mounted = Mounted(_FILES)
+    requests = mounted.link.requests
+    async with mounted.running():
+        for unit in (2, 3):
+            requests.staged.claim(unit)
+            assert await mounted.fetch(unit)
+            requests.staged.let_go(unit, to_be_read=True)
+        requests.staged.spend(2)
+        requests.pressed()
+        assert 2 not in requests.staged, "it was read to its end"
+        assert 3 in requests.staged, "its reader has but opened it"
+        requests.pressed()
+        assert 3 not in requests.staged, "its reader may never read it"
+        requests.staged.check_invariants()
+        await trio.testing.wait_all_tasks_blocked()
+        assert mounted.engine.arena.used == 0
+
+
+@in_trio_time
+async def test_a_claim_that_is_given_up_is_not_spared() -> None:
+    mounted = Mounted(_FILES)
+    requests = mounted.link.requests
+
+    def give_up() -> bool:
+        requests.staged.let_go(3)
+        return True
+
+    requests.give_up_claim = give_up
+    async with mounted.running():
+        requests.staged.claim(3)
+        assert await mounted.fetch(3)
+        requests.pressed()
+        assert 3 not in requests.staged
