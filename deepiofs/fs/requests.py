@@ -192,7 +192,7 @@ class Requests:
             self._finish(request, True)
         if self.staged.unclaimed_bytes > self._keep_bytes:
             # An eighth of them at once: a word by itself costs more than what it says.
-            self._release_down_to(self._keep_bytes, self.staged.unclaimed_units // 8, self.staged.unread)
+            self._release_down_to(self._keep_bytes, self.staged.unclaimed_units // 8)
 
     def missed(self, unit: int) -> None:
         """The engine's answer: it cannot be had from it."""

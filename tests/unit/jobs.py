@@ -318,10 +318,16 @@ class EngineDouble:
             answer = Ready(unit, at, int(unit in self.from_source))
         else:
             self._waiting.append(unit)
-            await self.channel.send(Pressed())
+            await self._press(unit)
             return
         self._answered.append(unit)
         await self.channel.send(answer)
+
+    async def _press(self, unit: int) -> None:
+        """Now, and if need be once more: as often as it takes until what was spared goes, too."""
+        await self.channel.send(Pressed())
+        if unit in self._waiting:
+            await self.channel.send(Pressed())
 
     def stage(self, unit: int) -> int | None:
         """Where a unit now lies in staging; None without room."""

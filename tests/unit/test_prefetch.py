@@ -693,6 +693,7 @@ async def test_a_sample_that_comes_back_and_is_no_longer_there_is_fetched() -> N
         assert await world.draw(0) == 0
         world.queues.next[0].insert(0, 0)
         world.requests.pressed()
+        world.requests.pressed()
         assert world.mounted.staged(0) is None
         world.ahead.returned(0, 0)
         assert await world.draw(0) == 1
