@@ -140,18 +140,11 @@ class Requests:
 
     async def fetch_ahead(self, unit: int, size: int, then: Then, urgent: bool = False) -> None:
         """Have a unit brought near; `then` hears how it went, at once or later."""
-        if unit in self.staged or not self.usable:
-            then(unit in self.staged)
-            return
         request = self._requests.get(unit)
-        if request is not None and request.done.is_set():  # given up, and not answered yet
-            then(False)
-        elif request is not None:
-            request.then.append(then)
-            if urgent:
-                await self.hurry(unit)
-        else:
+        if not self._join(unit, then):
             await self._request(unit, size, urgent, then)
+        elif urgent and request is not None and not request.done.is_set():
+            await self.hurry(unit)
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -162,17 +155,10 @@ class Requests:
 
     def fetch_with_others(self, unit: int, size: int, then: Then) -> None:
         """As `fetch_ahead`, within `together`."""
-        request = self._requests.get(unit)
-        if unit in self.staged or not self.usable:
-            then(unit in self.staged)
-        elif request is None:
+        if not self._join(unit, then):
             request = self._requests[unit] = _Request(size, urgent=False)
             request.then.append(then)
             self._words.append(Fetch(unit, 0))
-        elif request.done.is_set():  # given up, and not answered yet
-            then(False)
-        else:
-            request.then.append(then)
 
     async def hurry(self, unit: int) -> None:
         """Somebody waits now for what was to be fetched ahead."""
@@ -204,7 +190,7 @@ class Requests:
         """The engine has no room for what it was asked for."""
         if not self.staged.unclaimed_bytes and not self.give_up_claim():
             return
-        several = len(self.staged.unclaimed()) > 1
+        several = self.staged.unclaimed_units > 1
         # Who has opened a file reads it soon, or not at all: what was drawn is spared once. The engine asks again.
         spared, self._spared = self.staged.unread - self._spared, set(self.staged.unread)
         self._release_down_to(self.staged.unclaimed_bytes // 2 if several else 0, spared=spared)
@@ -222,6 +208,19 @@ class Requests:
         self._lost = True
         while self._requests:
             self._finish(self._requests.popitem()[1], False)
+
+    def _join(self, unit: int, then: Then) -> bool:
+        """Have `then` hear of what is there, under way, or not to be had; False if the engine has to be asked."""
+        request = self._requests.get(unit)
+        if unit in self.staged or not self.usable:
+            then(unit in self.staged)
+        elif request is None:
+            return False
+        elif request.done.is_set():  # given up, and not answered yet
+            then(False)
+        else:
+            request.then.append(then)
+        return True
 
     def _finish(self, request: _Request, good: bool) -> None:
         self._awaited.pop(request, None)
